@@ -1,0 +1,74 @@
+"""Where a fault lies, what it is called, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A stretch of a spec's text: 1-based line and column, half-open offsets in characters."""
+
+    line: int
+    column: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One fault: a code from docs/diagnostics.md, a sentence, where it is, and a hint on how to mend it."""
+
+    code: str
+    message: str
+    span: Span | None = None
+    hint: str = ""
+    severity: str = "error"  # error | warning
+
+    def render(self, text: str, filename: str) -> str:
+        """`file:line:column: error CODE: message`, the line, a caret under the span, the hint."""
+        where = f"{filename}:{self.span.line}:{self.span.column}" if self.span else filename
+        lines = [f"{where}: {self.severity} {self.code}: {self.message}"]
+        if self.span:
+            source = text.splitlines() or [""]
+            line = source[min(self.span.line, len(source)) - 1]
+            shown = line.replace("\t", " ")
+            width = max(1, min(self.span.end - self.span.start, len(line) - self.span.column + 1))
+            lines += ["    " + shown, "    " + " " * (self.span.column - 1) + "^" * width]
+        if self.hint:
+            lines.append(f"    hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class AttnError(Exception):
+    """Base of every error that attncc raises on purpose; `exit_code` is the command line's status."""
+
+    exit_code = 1
+
+
+class SpecError(AttnError):
+    """The spec is wrong, or asks for what is not built yet. Carries every diagnostic that was found."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic], text: str = "", filename: str = "<spec>") -> None:
+        self.diagnostics = tuple(diagnostics)
+        self.text, self.filename = text, filename
+        super().__init__("\n".join(d.render(text, filename) for d in self.diagnostics))
+
+
+class PlanError(AttnError):
+    """No plan fits the target: says which limit is broken, and by how much."""
+
+    exit_code = 3
+
+
+class CheckError(AttnError):
+    """Numbers differ from the float64 reference by more than the stated bound."""
+
+    exit_code = 4
+
+
+class EnvironmentFault(AttnError):
+    """The cache, the disk or the GPU is not usable."""
+
+    exit_code = 5

@@ -1,0 +1,38 @@
+"""How it is to be computed: a shape class and the choices made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one call. Lengths, batch and heads are run-time values of a kernel; head sizes and dtype are not."""
+
+    batch: int = 1
+    heads: int = 16
+    kv_heads: int = 16
+    q_len: int = 4096
+    k_len: int = 4096
+    head_dim: int = 128
+    head_dim_v: int = 128
+    dtype: str = "bf16"
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """Every choice that changes generated code. Equal plans of one spec give the same bytes."""
+
+    target: str  # a name of targets.TARGETS
+    algorithm: str  # fa2
+    loop: str  # q_outer
+    tile_q: int
+    tile_k: int
+    stages: int
+    warps: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str  # bf16 f16 f32
+    products: str = "ieee"
+    order: str = "head"  # head: tiles of one head side by side, longest first; tile: the longest tiles of all heads first
+    shared_bytes: int = 0  # predicted

@@ -1,0 +1,153 @@
+"""What is to be computed: an attention variant, read from text or built in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from attncc.ir.expr import Const, Expr, Type, substitute
+
+# Built-in names and the coarsest unit on which their value is one number.
+# program: one batch entry and head; row: a query row; key: a key position; pair: one cell.
+BUILTINS: dict[str, tuple[Type, str]] = {
+    "b": ("int", "program"), "h": ("int", "program"), "h_kv": ("int", "program"),
+    "b_len": ("int", "program"), "h_len": ("int", "program"), "q_len": ("int", "program"), "k_len": ("int", "program"),
+    "q": ("int", "row"), "row": ("int", "row"), "k": ("int", "key"), "s": ("float", "pair"),
+}  # fmt: skip
+CALL_AXES = ("b", "h", "h_kv", "row", "k")  # axes whose extent the call gives; any other name is a free axis
+ELEMENTS: dict[str, Type] = {
+    "bit": "bool", "bool": "bool", "i8": "int", "i16": "int", "i32": "int", "i64": "int", "u8": "int",
+    "f16": "float", "bf16": "float", "f32": "float",
+}  # fmt: skip
+POLICIES = ("online", "two_pass", "sink", "off_by_one", "unified", "sigmoid", "relu", "sparsemax", "entmax", "none", "custom")
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter. `element` is None for the scalars `int` and `float`, else a key of ELEMENTS with `axes`."""
+
+    name: str
+    type: Type
+    element: str | None = None
+    axes: tuple[str | int, ...] = ()
+    const: bool = False
+    sorted: bool = False
+    grad: bool = False
+    default: int | float | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.element is not None
+
+    @property
+    def free_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if isinstance(a, str) and a not in CALL_AXES)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A row normaliser; `args` are positional, `named` those of `custom`."""
+
+    policy: str = "online"
+    args: tuple[Expr, ...] = ()
+    named: tuple[tuple[str, Expr], ...] = ()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """None leaves the choice to the call (inputs) or means the default."""
+
+    inputs: str | None = None  # bf16 f16 f32 f8e4m3 f8e5m2
+    products: str = "ieee"  # ieee | tf32, of f32 inputs
+    accumulate: str = "f32"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Choices pinned by hand, for every target (target None) or one; None leaves a choice to the planner."""
+
+    target: str | None = None
+    algorithm: str | None = None
+    loop: str | None = None
+    tile_q: int | None = None
+    tile_k: int | None = None
+    stages: int | None = None
+    warps: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How q and k/v lie in memory; the parts of `kv` beyond the form are kept as written."""
+
+    q: str = "dense"
+    kv: str = "dense"
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention variant. Masks are and-ed, scores apply in order (`s` in each is what came before)."""
+
+    name: str
+    params: tuple[Param, ...] = ()
+    lets: tuple[tuple[str, Expr], ...] = ()  # already inlined below; kept because their names help a reader
+    masks: tuple[Expr, ...] = ()
+    scores: tuple[Expr, ...] = ()
+    scale: Expr | None = None
+    weight: Expr | None = None
+    dropout: Expr | None = None
+    softmax: Softmax = field(default_factory=Softmax)
+    align: str = "end"
+    precision: Precision = field(default_factory=Precision)
+    schedules: tuple[Schedule, ...] = ()
+    layout: Layout = field(default_factory=Layout)
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    @property
+    def consts(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.params if p.const)
+
+    @property
+    def scalars(self) -> tuple[Param, ...]:
+        """Run-time scalars, in the order of the text."""
+        return tuple(p for p in self.params if not p.is_tensor and not p.const)
+
+    @property
+    def tensors(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.params if p.is_tensor)
+
+    @property
+    def free_axes(self) -> tuple[str, ...]:
+        """Names of the free axes, each once, in the order of the text."""
+        return tuple(dict.fromkeys(a for p in self.tensors for a in p.free_axes))
+
+    def schedule(self, target: str) -> Schedule:
+        """The general schedule overlaid with the target's own."""
+        merged: dict[str, Any] = {}
+        for wanted in (None, target):
+            for s in self.schedules:
+                if s.target == wanted:
+                    merged |= {f.name: v for f in fields(s) if (v := getattr(s, f.name)) is not None}
+        return replace(Schedule(), **merged)
+
+    def map(self, change: Any) -> AttentionSpec:
+        """Apply `change: Expr -> Expr` to every expression."""
+        maybe = lambda e: None if e is None else change(e)  # noqa: E731
+        soft = replace(
+            self.softmax,
+            args=tuple(map(change, self.softmax.args)),
+            named=tuple((n, change(e)) for n, e in self.softmax.named),
+        )
+        return replace(
+            self, lets=tuple((n, change(e)) for n, e in self.lets), masks=tuple(map(change, self.masks)),
+            scores=tuple(map(change, self.scores)), scale=maybe(self.scale), weight=maybe(self.weight),
+            dropout=maybe(self.dropout), softmax=soft,
+        )  # fmt: skip
+
+    def bind(self, values: Mapping[str, int]) -> AttentionSpec:
+        """Bake the `const` parameters in: those given, else their defaults. Raises KeyError for one without either."""
+        baked = {p.name: Const(values[p.name] if p.name in values or p.default is None else int(p.default)) for p in self.consts}
+        bound = self.map(lambda e: substitute(e, baked))
+        return replace(bound, params=tuple(p for p in self.params if not p.const))

@@ -1,0 +1,55 @@
+"""Which tiles of the inner axis a tile of the outer axis visits: data, printed by every template.
+
+The expressions are scalars over: the run-time scalars and free axes of the spec, lengths, b, h, h_kv, the tile's first and
+last position on the outer axis and its tile number (`first`, `last`, `tile`), the tile sizes (`TILE_Q`, `TILE_K`), names
+bound in `lets`, and Reads of summaries and of sorted tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.ir.expr import Expr
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tiles begin <= t < end of the inner axis; empty where end <= begin."""
+
+    begin: Expr
+    end: Expr
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A table made before the kernel by one pass over a one-axis expression.
+
+    `name[b, h, t]` is the min or max of `value` over the positions of tile t of `axis` that are inside the length
+    (`over` says which of b, h the value depends on; others are not stored). Reduced in tiles of the plan's own size.
+    """
+
+    name: str
+    axis: str  # q | k
+    reduce: str  # min | max
+    value: Expr
+    over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Visits:
+    """For one tile of the outer axis: the inner tiles to visit, each once, in two disjoint classes.
+
+    `masked` tiles must evaluate the mask; `full` tiles hold only pairs that the mask keeps, and lie wholly inside the inner
+    length. `may` and `must` (over the outer tile and the inner tile's `inner_first`, `inner_last`, both clipped to the
+    length) refine masked tiles at run time: where `may` is false the tile holds nothing, where `must` is true it is full.
+    """
+
+    outer: str  # q | k
+    lets: tuple[tuple[str, Expr], ...] = ()
+    masked: tuple[Segment, ...] = ()
+    full: tuple[Segment, ...] = ()
+    may: Expr | None = None
+    must: Expr | None = None
+    summaries: tuple[Summary, ...] = ()
+    opaque: tuple[str, ...] = ()  # parts of the mask that no range could be derived from, in words
+    empty_rows: bool = True  # False where every row is proved to see a key
