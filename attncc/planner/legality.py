@@ -1,0 +1,92 @@
+"""The one predicate that says whether a plan fits a target, used wherever a plan is made, read or pinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.ir import KernelPlan
+from attncc.planner import registers, shared_memory
+from attncc.targets import Target
+
+MAX_HEAD_DIM = 512
+MIN_TILE = 16  # the least side of a matrix product in Triton
+MAX_STAGES = 8
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One limit that a plan breaks: what it needs, what the target allows, and a sentence with both."""
+
+    limit: str  # shared_bytes registers threads head_dim tile_q tile_k stages warps dtype algorithm loop
+    value: int | str
+    allowed: int | str
+    sentence: str
+
+    @property
+    def excess(self) -> float:
+        """How many times too much; 1 and less is within the limit, infinity where no number says it."""
+        if isinstance(self.value, int) and isinstance(self.allowed, int) and self.allowed > 0:
+            return self.value / self.allowed
+        return float("inf")
+
+
+def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
+    """Every limit of `target` that `plan` breaks, none for a plan that fits."""
+    found = _choices(plan, target) + _sizes(plan)
+    if found or not target.is_gpu:
+        return tuple(found)  # the estimates below are of well-formed plans
+    return tuple(_resources(plan, target))
+
+
+def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
+    found = []
+    for limit, value, known in (
+        ("algorithm", plan.algorithm, ("fa2",)),
+        ("loop", plan.loop, ("q_outer",)),
+        ("dtype", plan.dtype, tuple(shared_memory.ELEMENT_BYTES)),
+        ("products", plan.products, ("ieee", "tf32")),
+        ("target", plan.target, (target.name,)),
+    ):
+        if value not in known:
+            allowed = ", ".join(known)
+            found.append(Violation(limit, value, allowed, f"{limit} {value} is not among what is built: {allowed}"))
+    if plan.products == "tf32" and plan.dtype == "f32" and target.is_gpu and not target.caps.has_tf32:
+        found.append(Violation("products", "tf32", "ieee", f"{target.name} has no tf32 products"))
+    return found
+
+
+def _sizes(plan: KernelPlan) -> list[Violation]:
+    found = []
+    for limit, value, low, high in (
+        ("head_dim", plan.head_dim, 1, MAX_HEAD_DIM),
+        ("head_dim_v", plan.head_dim_v, 1, MAX_HEAD_DIM),
+        ("stages", plan.stages, 1, MAX_STAGES),
+        ("warps", plan.warps, 1, 32),
+        ("tile_q", plan.tile_q, MIN_TILE, 1 << 20),
+        ("tile_k", plan.tile_k, MIN_TILE, 1 << 20),
+    ):
+        if value > high:
+            found.append(
+                Violation(limit, value, high, f"{limit} is {value}, at most {high} goes: {value - high} too many")
+            )
+        elif value < low:
+            found.append(Violation(limit, value, low, f"{limit} is {value}, at least {low} is needed"))
+        elif limit in ("warps", "tile_q", "tile_k") and value & (value - 1):
+            nearest = 1 << value.bit_length() - 1
+            found.append(
+                Violation(limit, value, nearest, f"{limit} is {value}, a power of two is needed, such as {nearest}")
+            )
+    return found
+
+
+def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
+    found = []
+    for limit, value, allowed, what in (
+        ("threads", plan.warps * target.warp_size, target.threads_block, "threads a block"),
+        ("shared_bytes", shared_memory.fa2_forward(plan, target), target.shared_bytes, "bytes of shared memory"),
+        ("registers", registers.fa2_forward(plan, target), registers.limit(plan, target), "registers a thread"),
+    ):
+        if value > allowed:
+            sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"
+            found.append(Violation(limit, value, allowed, sentence))
+    return found
