@@ -35,5 +35,8 @@ def predict(plan: KernelPlan, shape: Shape, target: Target, kept: float = 1.0) -
         "exp": exponentials / (target.exp_gps * 1e6),
     }
     bound = max(times, key=lambda name: times[name])
+    overlap = {1: 1.6, 2: 1.1}.get(plan.stages, 1.0)  # with one stage, loads and products take turns
+    rows_short = 1 + 16 / plan.tile_q  # a step costs something that does not depend on its rows
     cached = reread / (4 * target.reachable_gbs * 1e6)
-    return Prediction(max(*times.values(), cached) * (1 + 4 / plan.tile_k), bound, flops, hbm, exponentials)
+    ms = max(*times.values(), cached) * (1 + 4 / plan.tile_k) * overlap * rows_short
+    return Prediction(ms, bound, flops, hbm, exponentials)

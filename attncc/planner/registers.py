@@ -1,7 +1,7 @@
 """Registers that a thread of the fa2 kernel holds at once, estimated without compiling.
 
-Live at the height of a step, in 32-bit words spread over the block's threads: the output accumulator and the scores, both
-float32, and the weights in the input's type; what the addresses, row statistics and the mask take is a constant.
+Live at the height of a step, in 32-bit words spread over the block's threads: the output accumulator and the scores,
+both float32, and the weights in the input's type; what the addresses, row statistics and the mask take is a constant.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def _nothing_fits(
     plan, faults = min(broken, key=lambda pair: _worst(pair[1]).excess)
     pins = [n for n in ("tile_q", "tile_k", "stages", "warps") if getattr(schedule, n) is not None]
     text = (
-        f"no plan of {spec.name} fits {target.name} (head_dim {plan.head_dim}, head_dim_v {plan.head_dim_v}, {plan.dtype}); "
-        f"the nearest, tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps: "
+        f"no plan of {spec.name} fits {target.name} (head_dim {plan.head_dim}, head_dim_v {plan.head_dim_v}, "
+        f"{plan.dtype}); the nearest, tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps: "
     )
     text += "; ".join(v.sentence for v in faults)
     return text + (f". The schedule pins {', '.join(pins)}: leave that out, or pin less" if pins else "")

@@ -1,6 +1,7 @@
 """Shared memory that Triton gives to the fa2 kernel, in bytes a block, worked out without compiling.
 
-Triton keeps `stages` copies of the K and V tiles, and Q where the matrix unit reads its left operand from shared memory.
+Triton keeps `stages` copies of the K and V tiles, and Q where the matrix unit reads its left operand
+from shared memory.
 """
 
 from __future__ import annotations
