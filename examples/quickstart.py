@@ -1,7 +1,7 @@
 """An attention of one's own, from text to PyTorch: python examples/quickstart.py
 
-Causal, with a fading memory: scores fall with the logarithm of the distance, at a rate that is a number of the call. The
-result is compared with the same thing written out in PyTorch, which takes memory quadratic in the length.
+Causal, with a fading memory: scores fall with the logarithm of the distance, at a rate that is a number of the call.
+The result is compared with the same thing written out in PyTorch, which takes memory quadratic in the length.
 """
 
 from __future__ import annotations

