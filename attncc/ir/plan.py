@@ -35,4 +35,5 @@ class KernelPlan:
     dtype: str  # bf16 f16 f32
     products: str = "ieee"
     order: str = "head"  # head: tiles of one head side by side, longest first; tile: the longest tiles of all heads first
+    int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     shared_bytes: int = 0  # predicted

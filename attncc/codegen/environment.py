@@ -1,0 +1,30 @@
+"""The one Jinja environment. Templates choose structure; values come finished, so an undefined one is an error."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+import attncc
+
+
+@cache
+def template_root() -> Path:
+    """The template tree: inside an installed package, or beside it in a checkout."""
+    package = Path(attncc.__file__).parent
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+@cache
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_root()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )

@@ -1,0 +1,37 @@
+"""Small rewrites of expressions before they are printed. Each keeps the meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from attncc.ir import Const, Expr, Op, Read
+
+_FOLD: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "neg": lambda a: -a, "float": float,
+    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b, "!=": lambda a, b: a != b,
+    "and": lambda a, b: a and b, "or": lambda a, b: a or b, "not": lambda a: not a,
+    "abs": abs, "min": min, "max": max, "exp": math.exp, "exp2": lambda a: 2.0**a, "log": math.log, "log2": math.log2,
+    "tanh": math.tanh, "sigmoid": lambda a: 1 / (1 + math.exp(-a)), "sqrt": math.sqrt, "floor": math.floor,
+    "where": lambda c, a, b: a if c else b,
+}  # fmt: skip
+
+
+def fold(e: Expr) -> Expr:
+    """Work constants out, in float64. What Python cannot work out (log of -1, 1 / 0) is left to the kernel."""
+    if isinstance(e, Read):
+        return Read(e.tensor, tuple(map(fold, e.indices)), e.type)
+    if not isinstance(e, Op):
+        return e
+    args = tuple(map(fold, e.args))
+    if all(isinstance(a, Const) for a in args):
+        try:
+            value = _FOLD[e.op](*(a.value for a in args if isinstance(a, Const)))
+        except (ArithmeticError, ValueError):
+            return Op(e.op, args, e.type)
+        if not isinstance(value, float) or math.isfinite(value):
+            return Const(float(value) if e.type == "float" else value)
+    return Op(e.op, args, e.type)

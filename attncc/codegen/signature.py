@@ -1,0 +1,57 @@
+"""The arguments of a Triton kernel, in order: one list for the template, the launcher and the cross-compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attncc.ir import AttentionSpec, KernelPlan
+
+POINTEES = {
+    "f32": "fp32", "f16": "fp16", "bf16": "bf16", "bool": "i1", "bit": "i32",
+    "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "u8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: its name in the kernel, its Triton type, and what the launcher passes for it.
+
+    kind: pointer | stride | last_stride (1 in the aligned kernel) | scalar | constexpr
+    owner: call (q, k, v, lengths) | output | parameter | tile
+    """
+
+    name: str
+    type: str
+    kind: str
+    owner: str
+    value: str  # the host's expression
+
+
+def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
+    """`names` gives each parameter's and free axis's name in the kernel."""
+    pointer = "*" + POINTEES[plan.dtype]
+    integer = f"i{plan.int_bits}"
+    made = [Argument(n.upper(), pointer, "pointer", "call", n) for n in ("q", "k", "v")]
+    made += [Argument("Out", pointer, "pointer", "output", "out"), Argument("Lse", "*fp32", "pointer", "output", "lse")]
+    made += [Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors]
+    for tensor, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd")):
+        for i, axis in enumerate(axes):
+            kind = "last_stride" if axis == "d" else "stride"
+            made.append(Argument(f"stride_{tensor}{axis}", "i64", kind, "call", f"{tensor}.stride({i})"))
+    for p in spec.tensors:
+        for i in range(len(p.axes)):
+            kind = "last_stride" if i == len(p.axes) - 1 else "stride"
+            made.append(Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})"))
+    for name in ("q_len", "k_len", "b_len", "h_len", "group"):
+        made.append(Argument(name, "i32", "scalar", "call", name))
+    for p in spec.scalars:
+        made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))
+    for axis in spec.free_axes:
+        made.append(Argument(names[axis], "i32", "scalar", "parameter", axis))
+    made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
+    return tuple(made)
+
+
+def stride_name(tensor: str, axis: int, rank: int) -> str:
+    return f"stride_{tensor}" if rank == 1 else f"stride_{tensor}_{axis}"
