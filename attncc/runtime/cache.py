@@ -1,0 +1,327 @@
+"""Kernels on disk, once for all processes of a user: try, lock, try again, build, publish, load.
+
+    <root>/v1/kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
+    <root>/v1/request/<digest>/    the listing that a request led to
+    <root>/v1/work/                what is being built; locks
+
+What is broken in any way is a miss, and is built again. A root that cannot be written to costs one warning and the
+cache; a root that others could write to is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attncc.errors import EnvironmentFault
+from attncc.runtime import keys, publish
+
+LAYOUT = "v1"
+KINDS = ("kernel", "request")
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+LEFTOVER_AGE = 600.0  # seconds after which a dead builder's folder is taken for one
+
+Builder = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A whole entry: its folder, and its files as they were when compared with the manifest."""
+
+    path: Path
+    kind: str
+    digest: str
+    key: Any  # the key in plain form
+    files: Mapping[str, bytes]
+    fresh: bool = False  # built by this call
+    keep: Any = field(default=None, repr=False, compare=False)  # holds a temporary folder alive
+
+    def text(self, name: str) -> str:
+        return self.files[name].decode("utf-8")
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, without the manifest."""
+        return sum(map(len, self.files.values()))
+
+    @property
+    def modified(self) -> float:
+        """Seconds since the epoch when it was published."""
+        return (self.path / publish.MANIFEST).stat().st_mtime
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An entry that `verify` found broken, and in which way."""
+
+    path: Path
+    problem: str
+
+
+def default_root() -> Path:
+    """ATTNCC_CACHE_DIR, or the user's cache folder of this system."""
+    chosen = os.environ.get("ATTNCC_CACHE_DIR")
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attncc", appauthor=False)
+
+
+class Cache:
+    """The cache below `root` (default: `default_root()`), made when first written to.
+
+    `warn` takes the one warning of an unusable folder, `note` what is worth telling while it happens.
+    Raises EnvironmentFault where the root is another user's, writable by others, or no folder.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        warn: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        self.root = Path(root) if root is not None else default_root()
+        self._warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
+        self._note = note or (lambda text: None)
+        self._warned = False
+        _refuse_unsafe(self.root)
+
+    def get(self, key: keys.Key) -> Entry | None:
+        """The entry of a key, compared with its manifest; None where there is none or it is broken."""
+        return self.load(key.kind, keys.key_digest(key))
+
+    def load(self, kind: str, digest: str) -> Entry | None:
+        """As `get`, by the entry's own name."""
+        folder = self._folder(kind, digest)
+        try:
+            sealed = publish.unseal(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except publish.Broken as problem:
+            self._note(f"cache: {kind} {digest[:12]} is built again: {problem}")
+            return None
+        except OSError as problem:
+            self._degrade(problem)
+            return None
+        return Entry(folder, kind, digest, sealed.key, sealed.files)
+
+    def get_or_build(self, key: keys.Key, builder: Builder) -> Entry:
+        """The entry of a key; on a miss `builder` writes its files into the fresh folder that it is given.
+
+        What the builder raises goes through, and leaves no trace. One process builds, the others wait for it.
+        """
+        found = self.get(key)
+        if found is not None:
+            return found
+        if os.environ.get("ATTNCC_EXPLAIN_MISS") == "1":
+            self._note("\n".join(self.explain_miss(key)))
+        work = self._work_folder()
+        if work is None:
+            return self._build_aside(key, builder)
+        from attncc.runtime import lock
+
+        digest = keys.key_digest(key)
+        with lock.held(work / f"{key.kind}-{digest}.lock", self._note):
+            found = self.get(key)  # another process may have been first
+            return found if found is not None else self._build(key, digest, work, builder)
+
+    def explain_miss(self, key: keys.Key) -> list[str]:
+        """In words: the fields in which a key differs from the nearest entry of its kind."""
+        wanted = keys.plain(key)
+        head = f"cache miss: {key.kind} {keys.key_digest(key)[:12]}"
+        others = [e for e in self.entries() if e.kind == key.kind]
+        if not others:
+            return [f"{head}: the cache holds no {key.kind} yet"]
+        near = min(others, key=lambda e: (len(keys.differences(e.key, wanted)), -e.modified))
+        lines = keys.differences(near.key, wanted)
+        if not lines:
+            return [f"{head}: it was published just now"]
+        return [f"{head}: differs from the nearest entry, {near.digest[:12]}, in", *(f"    {line}" for line in lines)]
+
+    def entries(self) -> Iterator[Entry]:
+        """Every whole entry, kernels first, by name."""
+        for kind, folder in self._folders():
+            with contextlib.suppress(publish.Broken, OSError):
+                sealed = publish.unseal(folder)
+                yield Entry(folder, kind, folder.name, sealed.key, sealed.files)
+
+    def verify(self) -> list[Fault]:
+        """Compare every entry with its manifest. Broken ones are harmless: the next build replaces them."""
+        faults = []
+        for kind, folder in self._folders():
+            try:
+                if publish.unseal(folder).kind != kind:
+                    raise publish.Broken("it lies in the folder of another kind")
+            except (publish.Broken, OSError) as problem:
+                faults.append(Fault(folder, str(problem)))
+        return faults
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all entries and what dead processes left; gives the number of entries and of bytes removed.
+
+        Only folders that attncc makes itself are touched. Raises EnvironmentFault where one cannot be removed.
+        """
+        count = size = 0
+        for _, folder in list(self._folders()):
+            held = _size(folder)
+            publish.remove_tree(folder)
+            if folder.exists():
+                raise EnvironmentFault(f"{folder} cannot be removed: is it writable?")
+            count, size = count + 1, size + held
+        work = self.root / LAYOUT / "work"
+        if work.is_dir():
+            _sweep(work, older_than=0.0)
+            for lock in work.glob("*.lock"):
+                if not lock.with_suffix(".owner").exists():
+                    lock.unlink(missing_ok=True)
+        return count, size
+
+    def _folder(self, kind: str, digest: str) -> Path:
+        return self.root / LAYOUT / kind / digest
+
+    def _folders(self) -> Iterator[tuple[str, Path]]:
+        for kind in KINDS:
+            try:
+                found = sorted(p for p in (self.root / LAYOUT / kind).iterdir() if p.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as problem:
+                raise EnvironmentFault(f"the cache folder {self.root} cannot be read: {problem.strerror}") from None
+            yield from ((kind, p) for p in found)
+
+    def _work_folder(self) -> Path | None:
+        """The folder of what is being built, made private; None (and the one warning) where that fails."""
+        work = self.root / LAYOUT / "work"
+        try:
+            if not self.root.is_dir():
+                self.root.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    self.root.mkdir(mode=0o700)
+            _refuse_unsafe(self.root)
+            for folder in (self.root / LAYOUT, work):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            if not os.access(work, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            _sweep(work, LEFTOVER_AGE)
+        except OSError as problem:
+            self._degrade(problem)
+            return None
+        return work
+
+    def _build(self, key: keys.Key, digest: str, work: Path, builder: Builder) -> Entry:
+        try:
+            staged = Path(tempfile.mkdtemp(dir=work, prefix=f"{_staging_prefix()}{digest[:12]}-"))
+        except OSError as problem:
+            self._degrade(problem)
+            return self._build_aside(key, builder)
+        folder = self._folder(key.kind, digest)
+        sealing = False
+        try:
+            builder(staged)
+            sealing = True
+            publish.seal(staged, key.kind, keys.plain(key))
+            publish.rename_into(staged, folder, staged.with_name(staged.name + "-old"))
+        except OSError as problem:
+            if not sealing and problem.errno not in DISK_FULL:
+                raise  # the builder's own trouble
+            self._degrade(problem)
+            return self._build_aside(key, builder)
+        finally:
+            publish.remove_tree(staged)
+        return self._fresh(folder, key, None)
+
+    def _build_aside(self, key: keys.Key, builder: Builder) -> Entry:
+        """Build without the cache, in a folder that lives as long as the entry does."""
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="attncc-", ignore_cleanup_errors=True)
+        except OSError as problem:
+            raise EnvironmentFault(f"no folder for temporary files can be made: {problem}") from None
+        inside = Path(folder.name, keys.key_digest(key))
+        inside.mkdir(mode=0o700)
+        builder(inside)
+        publish.seal(inside, key.kind, keys.plain(key))
+        return self._fresh(inside, key, folder)
+
+    def _fresh(self, folder: Path, key: keys.Key, keep: Any) -> Entry:
+        try:
+            sealed = publish.unseal(folder)
+        except (publish.Broken, OSError) as problem:
+            raise EnvironmentFault(f"{folder} changed while it was written: {problem}") from None
+        return Entry(folder, key.kind, folder.name, sealed.key, sealed.files, fresh=True, keep=keep)
+
+    def _degrade(self, problem: OSError) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        reason = problem.strerror or type(problem).__name__
+        self._warn(
+            f"the cache folder {self.root} cannot be used ({reason}): going on without it; ATTNCC_CACHE_DIR moves it"
+        )
+
+
+def _refuse_unsafe(root: Path) -> None:
+    """Refuse a root in which others could put code that we would run. A root that is not there yet is fine."""
+    try:
+        facts = root.stat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(facts.st_mode):
+        raise EnvironmentFault(
+            f"the cache folder {root} is a file: remove it, or set ATTNCC_CACHE_DIR to another folder"
+        )
+    if hasattr(os, "geteuid") and facts.st_uid != os.geteuid():
+        raise EnvironmentFault(
+            f"the cache folder {root} belongs to user {facts.st_uid}, and this is user {os.geteuid()}: "
+            f"export ATTNCC_CACHE_DIR=a folder of your own"
+        )
+    if sys.platform != "win32" and facts.st_mode & 0o022:
+        raise EnvironmentFault(
+            f"others may write to the cache folder {root} (mode {stat.S_IMODE(facts.st_mode):04o}): "
+            f"chmod go-w {_quoted(root)}"
+        )
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))
+
+
+def _staging_prefix() -> str:
+    return f"{socket.gethostname()}~{os.getpid()}~"
+
+
+def _sweep(work: Path, older_than: float) -> None:
+    """Remove what processes of this host that are gone left half built, `older_than` seconds ago or more.
+
+    The age guards a builder that lives in another container under the same host name.
+    """
+    from attncc.runtime.lock import is_running
+
+    for path in work.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < older_than:
+                continue
+        host, _, rest = path.name.partition("~")
+        pid = rest.partition("~")[0]
+        if host == socket.gethostname() and pid.isdigit() and not is_running(int(pid)):
+            publish.remove_tree(path)
+
+
+def _size(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(p.stat().st_size for p in folder.iterdir() if p.is_file())
+    return 0
