@@ -1,0 +1,199 @@
+"""The float64 reference: a spec evaluated densely, straight from its expressions.
+
+It is what every generated program is measured against, so it shares nothing with the code printer: a small evaluator
+over torch int64, float64 and bool tensors, and the formulas of docs/language.md written out over the whole score matrix.
+Memory is B * H * Q * K * 8 bytes a few times over: for tests and `check`, not for use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attncc.ir import AttentionSpec, Const, Expr, Read, Var, children, conjunction
+
+WORD = 32  # bits in one element of a `bit` tensor's storage
+DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+
+
+@dataclass(frozen=True)
+class Env:
+    """What names mean: `values` by name (numbers, or tensors that broadcast), `tensors` with a dimension for each axis.
+
+    `bits` gives, for each `bit` tensor, the number of bits on its last axis; its storage holds 32 of them in an i32.
+    """
+
+    values: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    bits: Mapping[str, int]
+
+    def having(self, **more: Any) -> Env:
+        return Env({**self.values, **more}, self.tensors, self.bits)
+
+
+def evaluate(e: Expr, env: Env) -> Tensor:
+    """The value of `e`: int64, float64 or bool, of the shape that the values in it broadcast to.
+
+    Reads outside an axis give 0 or false; `//` and `%` floor and give 0 where the divisor is below 1.
+    Raises KeyError for a name that `env` lacks.
+    """
+    done: dict[int, Tensor] = {}
+    stack = [e]
+    while stack:  # without recursion: a sum of thousands of terms is as deep as it is long
+        node = stack[-1]
+        missing = [c for c in children(node) if id(c) not in done]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if id(node) not in done:
+            done[id(node)] = _node(node, [done[id(c)] for c in children(node)], env)
+    return done[id(e)]
+
+
+def _node(e: Expr, args: list[Tensor], env: Env) -> Tensor:
+    if isinstance(e, Const):
+        return torch.tensor(e.value, dtype=DTYPES[e.type])
+    if isinstance(e, Var):
+        return torch.as_tensor(env.values[e.name]).detach().to("cpu", DTYPES[e.type])
+    if isinstance(e, Read):
+        return _read(e, args, env)
+    return OPERATIONS[e.op](*args)
+
+
+def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
+    table = env.tensors[e.tensor].detach().to("cpu")
+    extents = list(table.shape)
+    if e.tensor in env.bits:
+        extents[-1] = env.bits[e.tensor]
+    at = torch.broadcast_tensors(*indices)
+    inside = torch.ones_like(at[0], dtype=torch.bool)
+    for i, n in zip(at, extents, strict=True):
+        inside &= (i >= 0) & (i < n)
+    safe = [torch.where(inside, i, 0) for i in at]
+    if 0 in extents:
+        return torch.zeros_like(inside, dtype=DTYPES[e.type])
+    if e.tensor in env.bits:
+        words = table[(*safe[:-1], safe[-1] // WORD)].to(torch.int64)
+        found = (words >> (safe[-1] % WORD)) & 1
+    else:
+        found = table[tuple(safe)]
+    found = found.to(DTYPES[e.type])
+    return torch.where(inside, found, torch.zeros((), dtype=found.dtype))
+
+
+def _floor_divide(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y < 1, 0, torch.div(x, y.clamp(min=1), rounding_mode="floor"))
+
+
+def _modulo(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y < 1, 0, torch.remainder(x, y.clamp(min=1)))
+
+
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.true_divide, "//": _floor_divide, "%": _modulo,
+    "neg": torch.neg, "<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne,
+    "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
+    "abs": torch.abs, "min": torch.minimum, "max": torch.maximum, "exp": torch.exp, "exp2": torch.exp2,
+    "log": torch.log, "log2": torch.log2, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sqrt": torch.sqrt,
+    "floor": lambda x: torch.floor(x).to(torch.int64), "where": torch.where, "float": lambda x: x.to(torch.float64),
+}  # fmt: skip
+
+
+def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, Any]) -> Env:
+    """Names of one call, shaped to broadcast over [B, H, Q, K].
+
+    `q` [B, H, Q, D], `k` [B, H_kv, K, D]; `params` by name, else the spec's defaults. A 0-d tensor serves as
+    scalar. Raises KeyError for a parameter without value or default.
+    """
+    (B, H, Q), (H_kv, K) = q.shape[:3], k.shape[1:3]
+    heads, row = torch.arange(H).view(H, 1, 1), torch.arange(Q).view(Q, 1)
+    values: dict[str, Any] = {
+        "b": torch.arange(B).view(B, 1, 1, 1), "h": heads, "h_kv": heads // (H // H_kv), "row": row,
+        "k": torch.arange(K), "q": row + (K - Q) if spec.align == "end" else row,
+        "b_len": B, "h_len": H, "q_len": Q, "k_len": K,
+    }  # fmt: skip
+    sizes = {"b": B, "h": H, "h_kv": H_kv, "row": Q, "k": K}
+    tensors: dict[str, Tensor] = {}
+    bits: dict[str, int] = {}
+    for p in spec.params:
+        given = params.get(p.name, p.default)
+        if given is None:
+            raise KeyError(p.name)
+        if not p.is_tensor:
+            values[p.name] = given
+            continue
+        tensors[p.name] = given
+        for i, axis in enumerate(p.axes):
+            packed = p.element == "bit" and i == len(p.axes) - 1
+            if isinstance(axis, str) and axis in p.free_axes:
+                values[axis] = given.shape[i] * (WORD if packed else 1)
+            if packed:
+                bits[p.name] = axis if isinstance(axis, int) else sizes.get(axis, given.shape[i] * WORD)
+    return Env(values, tensors, bits)
+
+
+def sink_of(spec: AttentionSpec) -> Expr | None:
+    """The sink's expression, None for a policy without one; NotImplementedError for one that is not built yet."""
+    policy = spec.softmax.policy
+    if policy == "sink":
+        return spec.softmax.args[0]
+    if policy == "off_by_one":
+        return Const(0.0)
+    if policy in ("online", "two_pass"):
+        return None
+    raise NotImplementedError(f"softmax {policy} has no reference yet")
+
+
+def keep_mask(spec: AttentionSpec, env: Env, shape: tuple[int, ...]) -> Tensor:
+    """The mask as a bool tensor of `shape` [B, H, Q, K]; true where the pair is kept."""
+    mask = conjunction(spec.masks)
+    return torch.ones(shape, dtype=torch.bool) if mask is None else evaluate(mask, env).expand(shape)
+
+
+def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
+    """Scaled and changed scores [B, H, Q, K] in float64, excluded pairs not yet excluded."""
+    q, k = q.detach().to("cpu", torch.float64), k.detach().to("cpu", torch.float64)
+    scale = q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)
+    s = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale
+    for score in spec.scores:
+        s = evaluate(score, env.having(s=s)).expand(s.shape)
+    return s
+
+
+def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
+
+    `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already,
+    given in `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) + exp(sink)); a row that
+    sees nothing gives 0, its lse is -inf or the sink.
+    """
+    spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
+    env = environment(spec, q, k, params)
+    s = scores(spec, q, k, env)
+    keep = keep_mask(spec, env, tuple(s.shape))
+    s = torch.where(keep, s, -math.inf)
+    sink = sink_of(spec)
+    if sink is None:
+        lse = torch.logsumexp(s, -1)
+    else:
+        extra = evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
+        lse = torch.logsumexp(torch.cat([s, extra], -1), -1)
+    p = torch.where(s == -math.inf, 0.0, torch.exp(s - lse[..., None]))
+    if spec.weight is not None:
+        p = torch.where(s == -math.inf, 0.0, p * evaluate(spec.weight, env))
+    return weighted_values(p, v, s != -math.inf), lse
+
+
+def weighted_values(p: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """Sum over kept keys of p * v, [B, H, Q, D_v]; what is not kept adds nothing even where `v` is not finite."""
+    values = v.detach().to("cpu", torch.float64).repeat_interleave(p.shape[1] // v.shape[1], 1)
+    if torch.isfinite(values).all():
+        return p @ values
+    each = p[..., None] * values[:, :, None]
+    return torch.where(keep[..., None], each, 0.0).sum(-2)
