@@ -1,0 +1,110 @@
+"""Where each part of a spec is computed: once for a program, a row, a key tile, or for each pair. Loads become statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from attncc.codegen.naming import Names, read_name
+from attncc.codegen.passes import fold
+from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, Printer
+from attncc.codegen.signature import stride_name
+from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Var, children, names, walk
+
+EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
+IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
+_WIDEN = {"f16": "tl.float32", "bf16": "tl.float32", "i8": "tl.int32", "i16": "tl.int32", "u8": "tl.int32"}
+
+
+def level(e: Expr) -> str:
+    """program | row | key | pair: the coarsest unit on which `e` is one value."""
+    found = {BUILTINS[n][1] for n in names(e) if n in BUILTINS} - {"program"}
+    return "pair" if len(found) > 1 or "pair" in found else found.pop() if found else "program"
+
+
+@dataclass
+class Lowering:
+    """Collects statements for each level while expressions are printed; one for each kernel."""
+
+    spec: AttentionSpec
+    names: dict[str, str]
+    fresh: Names
+    nonnegative: Callable[[Expr], bool]
+    lines: dict[str, list[str]] = field(default_factory=lambda: {"program": [], "row": [], "key": [], "pair": []})
+    printer: Printer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.printer = Printer(TRITON, self.names, {}, {}, self.nonnegative, self.positive)
+        self._reads: dict[Read, str] = {}
+        self._known: dict[Expr, str] = {}
+        self.printer.reads, self.printer.known = self._reads, self._known
+
+    def positive(self, e: Expr) -> bool:
+        """At least 1: literals, and what the launcher checks (int parameters that divide, extents, lengths)."""
+        if isinstance(e, Const):
+            return e.value >= 1
+        return isinstance(e, Var) and (e.name not in BUILTINS or e.name.endswith("_len"))
+
+    def text(self, e: Expr, binds: int = 0) -> str:
+        """Print `e`, after the statements that its loads and the let names in it need."""
+        e = fold(e)
+        for name, value in self.spec.lets:
+            self._bind_let(name, fold(value), e)
+        self._place_reads(e)
+        return self.printer(e, binds)
+
+    def take(self, where: str) -> tuple[str, ...]:
+        """The statements collected for a level since the last call."""
+        taken, self.lines[where] = tuple(self.lines[where]), []
+        return taken
+
+    def _bind_let(self, name: str, value: Expr, user: Expr) -> None:
+        """A let that `user` holds, as a statement of its own; one of `s` stays where the score is."""
+        if value in self._known or not isinstance(value, Op) or "s" in names(value) or value not in set(walk(user)):
+            return
+        self._place_reads(value)
+        text = self.printer(value)
+        self._known[value] = self.fresh.fresh(name)
+        self.lines[level(value)].append(f"{self._known[value]} = {text}")
+
+    def _place_reads(self, e: Expr) -> None:
+        for child in children(e):
+            self._place_reads(child)
+        if isinstance(e, Read) and e not in self._reads:
+            indices = [self.printer(i) for i in e.indices]
+            code = self._load(e, self.spec.param(e.tensor))
+            name = self.fresh.fresh(read_name(self.names[e.tensor], indices))
+            self.lines[level(e)].append(f"{name} = {code}")
+            self._reads[e] = name
+
+    def _load(self, read: Read, param: Param) -> str:
+        tensor, terms = self.names[param.name], []
+        for i, index in enumerate(read.indices):
+            last_bit = param.element == "bit" and i == len(param.axes) - 1
+            offset = f"{self.printer(index, ATOM)} // 32" if last_bit else self.printer(index, TERM)
+            terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
+        inside = " & ".join(self._inside(read, param))
+        code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")
+        if param.element == "bit":
+            return f"({code} >> ({self.printer(read.indices[-1], ATOM)} & 31)) & 1 != 0"
+        return f"{code}.to({_WIDEN[param.element or '']})" if param.element in _WIDEN else code
+
+    def _inside(self, read: Read, param: Param) -> Iterable[str]:
+        """What has to be compared so that nothing outside an axis is read."""
+        for axis, index in zip(param.axes, read.indices, strict=True):
+            own = isinstance(index, Var) and index.name == axis
+            if own and axis in IN_BOUNDS:
+                continue
+            text = self.printer(index, COMPARE + 1)
+            if not (own or self.nonnegative(index)):
+                yield f"(0 <= {text})"
+            if isinstance(axis, int):
+                if not (isinstance(index, Const) and index.value < axis):
+                    yield f"({text} < {axis})"
+            else:
+                yield f"({text} < {EXTENTS.get(axis) or self.names[axis]})"
+
+
+def conjoin(lowering: Lowering, masks: Iterable[Expr], tail: str) -> str:
+    """The masks and-ed, with the check of the key tile's tail last."""
+    return " & ".join([*(lowering.text(m, BIT_AND) for m in masks), f"({tail})"])

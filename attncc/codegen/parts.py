@@ -1,0 +1,44 @@
+"""A head size in powers of two: `tl.arange` takes no other, and padding 96 to 128 would waste a quarter of the products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns offset <= d < offset + size of a head; where `padded`, those from `limit` on do not exist."""
+
+    name: str  # of the index vector
+    tag: str  # behind the names of everything that belongs to this part; "" where there is only one
+    offset: int
+    size: int
+    limit: int
+
+    @property
+    def padded(self) -> bool:
+        return self.offset + self.size > self.limit
+
+    def row(self, inside: str) -> str:
+        """`inside` for a tile whose second axis is this part."""
+        return f"({inside}) & ({self.name}{self.tag} < {self.limit})[None, :]" if self.padded else inside
+
+    def column(self, inside: str) -> str:
+        """`inside` for a tile whose first axis is this part."""
+        return f"({inside}) & ({self.name}{self.tag} < {self.limit})[:, None]" if self.padded else inside
+
+
+def sizes(head_dim: int) -> tuple[int, ...]:
+    """96 -> (64, 32), 80 -> (64, 16), 31 -> (32,): a multiple of 16, the depth of a matrix instruction, by its bits."""
+    rounded = -(-head_dim // 16) * 16
+    return tuple(1 << bit for bit in range(rounded.bit_length() - 1, 3, -1) if rounded >> bit & 1)
+
+
+def split(head_dim: int, name: str) -> tuple[Part, ...]:
+    made: list[Part] = []
+    for size in sizes(head_dim):
+        offset = made[-1].offset + made[-1].size if made else 0
+        made.append(Part(name, "", offset, size, head_dim))
+    if len(made) > 1:
+        made = [Part(p.name, f"_{i}", p.offset, p.size, p.limit) for i, p in enumerate(made)]
+    return tuple(made)

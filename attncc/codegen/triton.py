@@ -1,0 +1,273 @@
+"""From spec, visits and plan to the text of a Triton file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attncc.codegen.environment import environment, template_root
+from attncc.codegen.lower import Lowering, conjoin
+from attncc.codegen.naming import Names, reserved
+from attncc.codegen.parts import Part, split
+from attncc.codegen.printer import ATOM, SUM, TERM
+from attncc.codegen.signature import Argument, arguments
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Var, Visits
+
+LOG2E = 1 / math.log(2)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One class of tiles as a loop: steps `begin` to `end`, and the tile of a step (where segments are joined)."""
+
+    begin: str
+    end: str
+    tile: str = "step"
+
+
+@dataclass(frozen=True)
+class VisitsView:
+    lines: tuple[str, ...]
+    classes: tuple[str, ...]  # full, masked: those that exist
+    masked: Walk | None
+    full: Walk | None
+    jumps: bool  # a class of several segments: the tile is worked out from the step
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class General:
+    """The arguments that the any-stride kernel does not specialise on."""
+
+    values: list[str]
+    pointers: list[str]
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """Finished values for templates/triton: names, numbers and printed expressions, no structure."""
+
+    kernel: str
+    banner: tuple[str, ...]
+    docstring: str
+    softmax: str
+    kv: str
+    seq: str
+    align: str
+    order: str
+    signature: tuple[str, ...]
+    jit_options: str
+    general: General
+    forward_arguments: str
+    free_axes: tuple[tuple[str, str], ...]
+    launch: tuple[str, ...]
+    head_dim: int
+    head_dim_v: int
+    k_parts: tuple[Part, ...]
+    v_parts: tuple[Part, ...]
+    d_parts: tuple[Part, ...]  # the distinct index vectors of both
+    tile_q: int
+    tile_k: int
+    warps: int
+    stages: int
+    position_open: str
+    position_close: str
+    dot_options: str
+    unit: str
+    sink: str
+    program_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    key_lines: tuple[str, ...]
+    score_lines: tuple[str, ...]
+    scale_first: bool  # the scale is applied to s itself, not folded into the exponential's
+    scores: tuple[str, ...]
+    weight_lines: tuple[str, ...]
+    weight: str
+    mask_lines: tuple[str, ...]
+    mask: str
+    visits: VisitsView
+    helpers: frozenset[str] = field(default_factory=frozenset)
+
+
+def render(
+    spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str] = (),
+    nonnegative: Callable[[Expr], bool] = lambda e: False,
+) -> str:  # fmt: skip
+    """The file for one kernel. `banner` goes on top as a comment; `nonnegative` proves an int expression >= 0."""
+    view = kernel_view(spec, visits, plan, banner, nonnegative)
+    return environment().get_template(f"triton/{plan.algorithm}_forward.py.jinja").render(view=view)
+
+
+def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
+    """What the template leaves free, and how each parameter and free axis is called in the file."""
+    texts = (p.read_text() for p in sorted((template_root() / "triton").glob("*.jinja")))
+    fresh = Names(frozenset().union(*map(reserved, texts)) | {"q", "k", "v", "b", "h", "h_kv", "row", "s"})
+    return fresh, {n: fresh.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
+
+
+def kernel_view(
+    spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str], nonnegative: Callable[[Expr], bool]
+) -> KernelView:
+    fresh, names = kernel_names(spec)
+    kernel = fresh.fresh(f"{spec.name}_forward")
+    args = arguments(spec, plan, names)
+    lowering = Lowering(spec, {**names, "b_len": "b_len"}, fresh, nonnegative)
+
+    scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
+    scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
+    scores = tuple(lowering.text(e) for e in spec.scores)
+    score_lines = lowering.take("pair")
+    weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
+    weight_lines = lowering.take("pair")
+    sink = _sink(spec, lowering)
+    mask = conjoin(lowering, spec.masks, "k < k_len")
+    mask_lines = lowering.take("pair")
+    view_visits = _visits(visits, lowering)
+
+    folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
+    scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
+    k_parts, v_parts = split(plan.head_dim, "d"), split(plan.head_dim_v, "d" if plan.head_dim == plan.head_dim_v else "e")
+    wide = plan.int_bits == 64
+    return KernelView(
+        kernel=kernel, banner=tuple(banner), docstring=_docstring(spec, plan),
+        softmax="online", kv="dense", seq="fixed", align=spec.align, order=plan.order,
+        signature=_signature(args), jit_options=_jit_options(args), general=_general(args),
+        forward_arguments=_forward_arguments(spec, names),
+        free_axes=tuple((names[a], _extent(spec, a, names)) for a in spec.free_axes),
+        launch=_launch(args, names), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
+        k_parts=k_parts, v_parts=v_parts, d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))),
+        tile_q=plan.tile_q, tile_k=plan.tile_k, warps=plan.warps, stages=plan.stages,
+        position_open="(" if wide else "", position_close=").to(tl.int64)" if wide else "",
+        dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
+        unit="scale" if folds else "LOG2E", sink=sink,
+        program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=lowering.take("key"),
+        score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
+        mask_lines=mask_lines, mask=mask, visits=view_visits, helpers=frozenset(lowering.printer.helpers),
+    )  # fmt: skip
+
+
+def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
+    if spec.softmax.policy == "off_by_one":
+        return "0.0"
+    if spec.softmax.policy != "sink":
+        return ""
+    text = lowering.text(spec.softmax.args[0], TERM)
+    return text if "row" not in text else text
+
+
+def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
+    """The prologue's lines and the loop of each class. A class of several segments becomes one loop over steps."""
+    rename = {"tile": "mine"}
+    lowering.names |= rename
+    lines: list[str] = []
+
+    def scalar(e: Expr, binds: int = 0) -> str:
+        text = lowering.text(e, binds)
+        lines.extend(lowering.take("program"))
+        return text
+
+    before = lowering.take("program")
+    for name, value in visits.lets:
+        text = scalar(value)
+        lowering.names[name] = lowering.fresh.fresh(name)
+        lines.append(f"{lowering.names[name]} = {text}")
+    walks = {c: _walk(c, segments, scalar, lines, lowering.fresh) for c, segments in
+             (("full", visits.full), ("masked", visits.masked)) if segments}  # fmt: skip
+    lowering.lines["program"] = [*before, *lowering.lines["program"]]
+    jumps = any(len(s) > 1 for s in (visits.full, visits.masked))
+    return VisitsView(tuple(lines), tuple(walks), walks.get("masked"), walks.get("full"), jumps)
+
+
+def _walk(
+    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names
+) -> Walk:
+    """Segments joined: step i is tile begin_0 + i, plus the gap of every segment that i lies behind."""
+    if len(segments) == 1:
+        return Walk(scalar(segments[0].begin), scalar(segments[0].end))
+    tile, count, end = "", "0", ""
+    for i, segment in enumerate(segments):
+        begin, stop = fresh.fresh(f"{name}_begin_{i}"), fresh.fresh(f"{name}_end_{i}")
+        first, last = scalar(segment.begin), scalar(segment.end)
+        lines.append(f"{begin}, {stop} = {first}, {last}")
+        if i == 0:
+            lines.append(f"{stop} = tl.maximum({begin}, {stop})")
+            tile, count = f"{begin} + step", f"({stop} - {begin})"
+        else:
+            steps = fresh.fresh(f"{name}_steps_{i}")
+            lines.append(f"{begin} = tl.maximum({begin}, {end})")
+            lines.append(f"{stop} = tl.maximum({begin}, {stop})")
+            lines.append(f"{steps} = {count}")
+            tile += f" + tl.where(step >= {steps}, {begin} - {end}, 0)"
+            count = f"{steps} + ({stop} - {begin})"
+        end = stop
+    return Walk("0", count, tile)
+
+
+def _signature(args: Sequence[Argument]) -> tuple[str, ...]:
+    """Arguments by kind, a line for each kind of line that a reader would write."""
+    def text(a: Argument) -> str:
+        if a.kind == "pointer":
+            return a.name
+        return f"{a.name}: tl.constexpr" if a.kind == "constexpr" else f'{a.name}: "{a.type}"'
+
+    groups: dict[str, list[str]] = {}
+    for a in args:
+        key = "pointers" if a.kind == "pointer" else a.name[:8] if a.owner == "call" and "stride" in a.kind else a.kind + a.owner
+        groups.setdefault(key, []).append(text(a))
+    return tuple(", ".join(g) for g in groups.values())
+
+
+def _jit_options(args: Sequence[Argument]) -> str:
+    """Lengths and parameters never specialise; neither do the addresses and strides of parameters on their alignment."""
+    values = [a.name for a in args if a.kind == "scalar"]
+    alignment = [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"]
+    options = f"do_not_specialize={values}" + (f", do_not_specialize_on_alignment={alignment}" if alignment else "")
+    return f"({options})".replace("'", '"')
+
+
+def _general(args: Sequence[Argument]) -> General:
+    values = [a.name for a in args if a.kind == "scalar" or (a.owner == "call" and "stride" in a.kind)]
+    pointers = [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"]
+    return General(values, [*(a.name for a in args if a.kind == "pointer" and a.owner == "call"), *pointers])
+
+
+def _launch(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[str, ...]:
+    lines: dict[str, list[str]] = {}
+    for a in args:
+        if a.kind == "constexpr":
+            continue
+        value = a.value
+        if a.owner == "parameter":
+            tensor, dot, rest = value.partition(".")
+            value = names[tensor] + dot + rest
+        lines.setdefault("pointers" if a.kind == "pointer" else "strides" if "stride" in a.kind else "scalars", []).append(value)
+    return tuple(", ".join(v) + "," for v in lines.values())
+
+
+def _forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
+    parts = ["q", "k", "v"]
+    parts += [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
+    seen_default = False
+    for i, part in enumerate(parts):
+        if "=" in part:
+            seen_default = True
+        elif seen_default:
+            parts[i] = part + "=None"
+    return ", ".join(parts)
+
+
+def _extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
+    for p in spec.tensors:
+        if axis in p.axes:
+            bits = " * 32" if p.element == "bit" and p.axes.index(axis) == len(p.axes) - 1 else ""
+            return f"{names[p.name]}.shape[{p.axes.index(axis)}]{bits}"
+    raise KeyError(axis)
+
+
+def _docstring(spec: AttentionSpec, plan: KernelPlan) -> str:
+    d, dv = plan.head_dim, plan.head_dim_v
+    return (
+        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {plan.dtype} → out [B, H, Q, {dv}] in {plan.dtype}, "
+        "lse [B, H, Q] in float32 (natural log)."
+    )
