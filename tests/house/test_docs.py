@@ -1,0 +1,83 @@
+"""The pages say what there is: specs, targets, versions, make targets."""
+
+import re
+
+import pytest
+
+import attncc
+from attncc.targets import TARGETS
+from tests.house.tree import files, read
+
+SPECS = [p for p in files() if p.startswith("specs/") and p.endswith(".attn")]
+STEMS = [p.removeprefix("specs/").removesuffix(".attn") for p in SPECS]
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading, up to the next of any level."""
+    return re.split(r"\n#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1)[0]
+
+
+def body(spec: str) -> str:
+    """A spec without the comment on top."""
+    return re.sub(r"\A(#[^\n]*\n)+", "", spec)
+
+
+def test_the_index_of_specs_is_complete():
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.attn\) \| .+ \| .+ \|$", read("specs/README.md"), re.MULTILINE)
+    assert [a for a, b in rows if a != b] == []
+    assert sorted(a for a, _ in rows) == STEMS
+    assert len(STEMS) >= 18
+
+
+def test_the_readme_names_each_spec_and_no_other():
+    listed = section(read("README.md"), "The language").split("([what each is](specs/README.md)):")[1]
+    assert sorted(re.findall(r"\w+", listed.split(".")[0])) == STEMS
+
+
+def test_the_changelog_counts_the_specs():
+    assert f"A library of {len(STEMS)} specs" in read("CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", SPECS)
+def test_a_spec_is_named_by_its_file_and_says_what_it_is(path):
+    text = read(path)
+    comment = text[: len(text) - len(body(text))]
+    assert re.match(r"attention (\w+)", body(text)).group(1) == path.removeprefix("specs/").removesuffix(".attn")
+    assert re.search(r"arXiv\s|doi\s|Sources:|PyTorch", comment.replace("\n#", "")), "say who uses it, and the source"
+
+
+def test_the_readme_shows_a_spec_as_it_is():
+    (shown,) = re.findall(r"^```\n# (specs/\w+\.attn)\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    assert body(read(shown[0])) == shown[1]
+
+
+def test_the_readme_names_each_target():
+    assert set(re.findall(r"`(\w+)`", section(read("README.md"), "Targets"))) == set(TARGETS)
+
+
+def test_the_version_stands_in_one_place():
+    project = read("pyproject.toml")
+    assert 'dynamic = ["version"]' in project and 'path = "attncc/__init__.py"' in project
+    assert [p for p in files() if p.startswith("attncc/") and "__version__ = " in read(p)] == ["attncc/__init__.py"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", attncc.__version__)
+    changes = re.findall(r"^## \[([^\]]+)\]", read("CHANGELOG.md"), re.MULTILINE)
+    assert changes[0] == "Unreleased" or changes[0] == attncc.__version__
+
+
+def test_the_python_versions_are_the_same_everywhere():
+    assert 'requires-python = ">=3.10,<3.14"' in read("pyproject.toml")
+    for page in ("README.md", "Makefile"):
+        assert "3.10 to 3.13" in read(page), page
+
+
+def test_the_pages_name_make_targets_that_exist():
+    made = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    for page in [p for p in files() if p.endswith(".md")]:
+        named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE))
+        assert named <= made, f"{page}: {sorted(named - made)}"
+
+
+def test_what_the_frontend_lists_is_what_there_is():
+    from attncc.frontend.consts import TARGETS as NAMES
+
+    assert set(NAMES) == set(TARGETS)
