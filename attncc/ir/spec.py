@@ -20,7 +20,19 @@ ELEMENTS: dict[str, Type] = {
     "bit": "bool", "bool": "bool", "i8": "int", "i16": "int", "i32": "int", "i64": "int", "u8": "int",
     "f16": "float", "bf16": "float", "f32": "float",
 }  # fmt: skip
-POLICIES = ("online", "two_pass", "sink", "off_by_one", "unified", "sigmoid", "relu", "sparsemax", "entmax", "none", "custom")
+POLICIES = (
+    "online",
+    "two_pass",
+    "sink",
+    "off_by_one",
+    "unified",
+    "sigmoid",
+    "relu",
+    "sparsemax",
+    "entmax",
+    "none",
+    "custom",
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class Precision:
     inputs: str | None = None  # bf16 f16 f32 f8e4m3 f8e5m2
     products: str = "ieee"  # ieee | tf32, of f32 inputs
     accumulate: str = "f32"
+    scales: str | None = None  # of 8-bit inputs: per_tensor | per_head | per_block(N)
+    rotate: str | None = None  # of 8-bit inputs: hadamard | none
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,7 @@ class Layout:
 
     q: str = "dense"
     kv: str = "dense"
+    v: str = ""  # shared(columns = N): v lies in the first columns of k
 
 
 @dataclass(frozen=True)
@@ -148,6 +163,9 @@ class AttentionSpec:
 
     def bind(self, values: Mapping[str, int]) -> AttentionSpec:
         """Bake the `const` parameters in: those given, else their defaults. Raises KeyError for one without either."""
-        baked = {p.name: Const(values[p.name] if p.name in values or p.default is None else int(p.default)) for p in self.consts}
+        baked = {
+            p.name: Const(values[p.name] if p.name in values or p.default is None else int(p.default))
+            for p in self.consts
+        }
         bound = self.map(lambda e: substitute(e, baked))
         return replace(bound, params=tuple(p for p in self.params if not p.const))

@@ -1,0 +1,14 @@
+"""What this version builds, as plain data; `refuse_unbuilt` reads it, and work that builds more adds to it."""
+
+from __future__ import annotations
+
+SOFTMAX = frozenset(("online", "sink", "off_by_one"))
+DROPOUT = False
+LAYOUT = {"q": frozenset(("dense",)), "kv": frozenset(("dense",)), "v": frozenset(("",))}
+QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory
+INPUTS = frozenset(("bf16", "f16", "f32"))
+SCALES: frozenset[str] = frozenset()
+ROTATE = frozenset(("none",))
+ALGORITHMS = frozenset(("fa2",))
+LOOPS = frozenset(("q_outer",))
+PASSES = frozenset(("forward",))

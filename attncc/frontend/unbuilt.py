@@ -1,0 +1,58 @@
+"""Refusal of what the language knows and this version does not build yet; never a quiet way around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attncc.errors import Diagnostic, SpecError
+from attncc.frontend import built
+from attncc.frontend.parse import Parsed
+from attncc.frontend.report import Report
+
+_LATER = "the language knows it; this version does not build it yet"
+
+
+def refuse_unbuilt(parsed: Parsed, passes: Sequence[str] = ("forward",)) -> None:
+    """Raise SpecError with one "not yet" diagnostic (codes N…) for each thing that is not built; else do nothing."""
+    report = Report()
+    for code, key, what in _unbuilt(parsed, passes):
+        report.error(code, parsed.spans.get(key), f"not yet: {what}", _LATER)
+    found: tuple[Diagnostic, ...] = report.sorted_errors()
+    if found:
+        raise SpecError(found, parsed.text, parsed.filename)
+
+
+def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Code, key of the place, and what it is."""
+    spec = parsed.spec
+    if spec.softmax.policy not in built.SOFTMAX:
+        yield "N101", "softmax", f"softmax {spec.softmax.policy}"
+    if spec.dropout is not None and not built.DROPOUT:
+        yield "N102", "dropout", "dropout"
+    yield from _memory(parsed)
+    precision = spec.precision
+    if precision.inputs is not None and precision.inputs not in built.INPUTS:
+        yield "N105", "precision.inputs", f"inputs {precision.inputs}"
+    if precision.scales is not None and precision.scales.partition("(")[0] not in built.SCALES:
+        yield "N108", "precision.scales", f"scales {precision.scales}"
+    if precision.rotate is not None and precision.rotate not in built.ROTATE:
+        yield "N108", "precision.rotate", f"rotate {precision.rotate}"
+    for schedule in spec.schedules:
+        prefix = "schedule" if schedule.target is None else f"schedule.{schedule.target}"
+        if schedule.algorithm is not None and schedule.algorithm not in built.ALGORITHMS:
+            yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm}"
+        if schedule.loop is not None and schedule.loop not in built.LOOPS:
+            yield "N107", f"{prefix}.loop", f"loop {schedule.loop}"
+    for name in passes:
+        if name not in built.PASSES:
+            yield "N109", "attention", f"the {name} pass"
+
+
+def _memory(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
+    layout = parsed.spec.layout
+    for axis in ("q", "kv", "v"):
+        form, _, element = str(getattr(layout, axis)).partition(", ")
+        if form.partition("(")[0] not in built.LAYOUT[axis]:
+            yield "N103", f"layout.{axis}", f"layout {axis} {form}"
+        if element and element.partition("(")[0] not in built.QUANTISED:
+            yield "N104", f"layout.{axis}", f"{axis} as {element}"
