@@ -1,21 +1,26 @@
 """Shared memory that Triton gives to the fa2 kernel, in bytes a block, worked out without compiling.
 
-Triton keeps `stages` copies of the K and V tiles, and Q where the matrix unit reads its left operand
-from shared memory.
+The kernel holds Q, streams K and V through buffers of the software pipeline, and on some ways of multiplying sends the
+weights P from one product to the next through shared memory. Which of these are there depends on the matrix unit, so
+there is one small formula for each. They were read off Triton 3.6 to 3.9's own allocation; tests/compile compares them.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
 
 from attncc.ir import KernelPlan
 from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
+BARRIERS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows them
 
 
 def pieces(head_dim: int) -> tuple[int, ...]:
     """Powers of two, largest first, whose sum is `head_dim` rounded up to a multiple of 16: 96 is 64 + 32, 31 is 32."""
-    padded = -(-head_dim // 16) * 16
-    return tuple(1 << bit for bit in reversed(range(padded.bit_length())) if padded >> bit & 1)
+    rounded = -(-head_dim // 16) * 16
+    return tuple(1 << bit for bit in reversed(range(rounded.bit_length())) if rounded >> bit & 1)
 
 
 def padded(head_dim: int) -> int:
@@ -23,16 +28,103 @@ def padded(head_dim: int) -> int:
     return sum(pieces(head_dim))
 
 
+def matrix_unit(plan: KernelPlan, target: Target) -> str:
+    """What multiplies: wgmma, tcgen05, mma, mfma, or fma where no matrix unit takes the operands or the tile."""
+    if plan.dtype == "f32" and plan.products == "ieee":
+        return "mfma" if target.caps.has_matrix_f32 else "fma"
+    if target.caps.has_mfma:
+        return "mfma"
+    if not target.caps.has_tensor_core:
+        return "fma"
+    wide = plan.tile_q >= 64 and plan.warps >= 4  # the warp-group instructions take 64 rows and 4 warps at least
+    if wide and target.caps.has_wgmma:
+        return "wgmma"
+    return "tcgen05" if wide and target.caps.has_tcgen05 else "mma"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of the tiles; `*_piece` is the largest piece of a head size that was split into powers of two."""
+
+    query: int
+    key: int
+    value: int
+    weights: int
+    query_piece: int
+    key_piece: int
+    value_piece: int
+    out_piece: int
+
+
+def parts(plan: KernelPlan) -> Parts:
+    size = ELEMENT_BYTES[plan.dtype]
+    d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
+    piece, piece_v = pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]
+    return Parts(
+        query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
+        weights=plan.tile_q * plan.tile_k * size, query_piece=plan.tile_q * piece * size,
+        key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
+        out_piece=plan.tile_q * piece_v * size,
+    )  # fmt: skip
+
+
+def is_pipelined(plan: KernelPlan) -> bool:
+    """Whether loads run ahead: more than one stage, and 4 bytes at least at a time (a head size of 31 in f16 has 2)."""
+    run = gcd(16, plan.head_dim, plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
+    return plan.stages > 1 and run >= 4
+
+
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
     """Shared memory of the forward kernel in bytes a block; 0 on a CPU."""
     if not target.is_gpu:
         return 0
-    size = ELEMENT_BYTES[plan.dtype]
-    d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
-    query, key, value = plan.tile_q * d * size, plan.tile_k * d * size, plan.tile_k * dv * size
-    buffers = plan.stages * (key + value) if plan.stages > 1 else key + value
-    if target.backend == "hip":
-        return max(query, (plan.stages - 1) * (key + value), key + value)
-    if target.caps.has_wgmma or target.caps.has_tcgen05:
-        return query + buffers + 1024
-    return max(query, buffers + plan.tile_q * plan.tile_k * size)
+    return max(_FORMULAS[matrix_unit(plan, target)](plan, parts(plan)), parts(plan).out_piece)
+
+
+def _wgmma(plan: KernelPlan, t: Parts) -> int:
+    """Q and every stage of K and V stay; P goes from registers."""
+    if is_pipelined(plan):
+        return t.query + plan.stages * (t.key + t.value)
+    return t.query + max(t.key_piece, t.value_piece)
+
+
+def _tcgen05(plan: KernelPlan, t: Parts) -> int:
+    """As wgmma; where only the products are pipelined, not the loads, K, V and P are there together."""
+    if is_pipelined(plan):
+        return t.query + plan.stages * (t.key + t.value) + BARRIERS
+    loads = max(t.key_piece, t.value_piece) if plan.stages == 1 else t.key + t.value + t.weights
+    return t.query + loads + BARRIERS
+
+
+def _mma(plan: KernelPlan, t: Parts) -> int:
+    """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
+    Triton does so where the last piece of the output is wider than the tile has rows."""
+    across = plan.tile_q < pieces(plan.head_dim_v)[-1]
+    weights = t.weights if across else 0
+    if is_pipelined(plan):
+        return t.query + (plan.stages - 1) * (t.key + t.value) + weights
+    return t.query + max(t.key_piece, t.value_piece + weights)
+
+
+def _fma(plan: KernelPlan, t: Parts) -> int:
+    """As mma, P always through shared memory, and 4 bytes a row for reductions across warps."""
+    if is_pipelined(plan):
+        return t.query + (plan.stages - 1) * (t.key + t.value) + t.weights + 4 * plan.tile_q
+    return t.query + max(t.key_piece, t.value_piece) + t.weights
+
+
+def _mfma(plan: KernelPlan, t: Parts) -> int:
+    """Q passes through once, before the loop; P where the two products deal out rows to warps differently."""
+    rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
+    weights = t.weights if rows != rows_out or rows < plan.tile_q < rows * plan.warps else 0
+    if is_pipelined(plan):
+        return max(t.query_piece, (plan.stages - 1) * (t.key + t.value) + weights)
+    return max(t.query_piece, t.key_piece, t.value_piece, t.weights)
+
+
+def _mfma_rows(plan: KernelPlan, columns: int) -> int:
+    """Rows of the instruction that makes a tile of so many columns."""
+    return 32 if plan.tile_q >= 32 and columns >= 32 else 16
+
+
+_FORMULAS = {"wgmma": _wgmma, "tcgen05": _tcgen05, "mma": _mma, "fma": _fma, "mfma": _mfma}

@@ -1,0 +1,122 @@
+"""Cross-compilation: a generated Triton file to the code of one target, with no GPU, and what the code takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attncc.codegen.signature import Argument, arguments
+from attncc.codegen.triton import kernel_names
+from attncc.errors import EnvironmentFault, PlanError
+from attncc.ir import AttentionSpec, KernelPlan
+from attncc.targets import Target, target
+
+ALIGNED = 16  # bytes and elements: what Triton's launcher tests addresses and strides for
+INSTRUCTIONS = {  # name: how it starts in PTX or in AMD's assembly
+    "wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma", "mma": r"\bmma\.sync", "mfma": r"v_mfma",
+    "async_copy": r"cp\.async\.(?:ca|cg|bulk)", "exp2": r"ex2\.approx|v_exp_f32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel takes of a target; counts of instructions are of the code's text, not of what runs."""
+
+    kernel: str
+    target: str
+    aligned: bool  # compiled for tensors whose addresses and strides are multiples of 16
+    registers: int  # of a thread, accumulation registers included
+    spills: int  # bytes of local memory of a thread
+    shared_bytes: int  # of a block
+    predicted_shared_bytes: int
+    instructions: Mapping[str, int]  # keys of INSTRUCTIONS, only those that occur
+    triton: str  # the version that compiled it
+
+
+def compile_kernel(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:
+    """Compile the forward kernel in the generated file `source` for `plan.target` and measure it.
+
+    `aligned` chooses the kernel for 16-byte-aligned tensors, else the one for any strides. PlanError where Triton refuses.
+    """
+    names, called = kernel_names(spec)
+    name = names.fresh(f"{spec.name}_forward") + ("" if aligned else "_any_stride")
+    kernel = getattr(load_module(source), name)
+    compiled = cross_compile(kernel, arguments(spec, plan, called), plan, aligned)
+    return measure(compiled, name, plan, aligned)
+
+
+def load_module(source: Path) -> ModuleType:
+    """Run a generated file as a module of its own, known to nobody else."""
+    found = importlib.util.spec_from_file_location(source.stem, source)
+    if found is None or found.loader is None:
+        raise EnvironmentFault(f"{source} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, aligned: bool = True) -> Any:
+    """Triton's CompiledKernel of `kernel` (a JITFunction) for `plan.target`; nothing is loaded or launched."""
+    constants: dict[str, int] = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
+    hints: dict[tuple[int, ...], list[list[object]]] = {}
+    signature = {}
+    for i, a in enumerate(args):
+        if aligned and a.kind == "last_stride":
+            constants[a.name] = 1  # the launcher's own rule: an int that is 1 becomes a constant
+        elif aligned and a.owner in ("call", "output") and a.kind in ("pointer", "stride"):
+            hints[(i,)] = [["tt.divisibility", ALIGNED]]
+        signature[a.name] = "constexpr" if a.name in constants else a.type
+    source = ASTSource(kernel, signature, constants, hints)
+    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    try:
+        return triton.compile(source, target=GPUTarget(*target(plan.target).gpu_target), options=options)
+    except Exception as fault:
+        where = f"tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps on {plan.target}"
+        why = (str(fault).strip() or type(fault).__name__).splitlines()[-1]
+        raise PlanError(f"Triton {triton.__version__} does not compile {kernel.__name__} ({where}): {why}") from fault
+
+
+def measure(compiled: Any, name: str, plan: KernelPlan, aligned: bool) -> Resources:
+    """Read registers, spills, shared memory and instructions off a CompiledKernel."""
+    hardware: Target = target(plan.target)
+    text = compiled.asm["amdgcn" if hardware.backend == "hip" else "ptx"]
+    registers, spills = _amd_usage(text) if hardware.backend == "hip" else _nvidia_usage(compiled.asm["cubin"])
+    counts = {kind: len(re.findall(pattern, text)) for kind, pattern in INSTRUCTIONS.items()}
+    return Resources(
+        kernel=name, target=plan.target, aligned=aligned, registers=registers, spills=spills,
+        shared_bytes=compiled.metadata.shared, predicted_shared_bytes=plan.shared_bytes,
+        instructions={kind: n for kind, n in counts.items() if n}, triton=triton.__version__,
+    )  # fmt: skip
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of a thread, from cuobjdump, which comes with Triton."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as fault:
+            raise EnvironmentFault(f"cannot read a kernel's resources with {tool.name}: {fault}") from fault
+    usage = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", done.stdout + done.stderr)}
+    if "REG" not in usage:
+        raise EnvironmentFault(f"{tool.name} names no registers: {done.stdout[:200]}")
+    return usage["REG"], usage.get("STACK", 0) + usage.get("LOCAL", 0)
+
+
+def _amd_usage(assembly: str) -> tuple[int, int]:
+    """Vector registers (accumulation registers among them) and bytes of private memory of a lane, from the metadata."""
+    found = dict(re.findall(r"^\s*\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly, re.MULTILINE))
+    return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
