@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from attncc.codegen.environment import environment
 from attncc.codegen.naming import Names, read_name
-from attncc.codegen.printer import ATOM, PYTHON, TERM, TORCH, Form, Printer
+from attncc.codegen.passes import fold
+from attncc.codegen.printer import ANY, TORCH, Form, Printer
 from attncc.ir import (
-    BUILTINS, AttentionSpec, Const, Expr, Op, Read, Summary, Var, Visits, children, conjunction, names, rewrite, tensors,
-)  # fmt: skip
+    BUILTINS,
+    AttentionSpec,
+    Const,
+    Expr,
+    Op,
+    Param,
+    Read,
+    Var,
+    children,
+    conjunction,
+    names,
+    rewrite,
+    tensors,
+)
 
-TORCH_TILES = replace(TORCH, forms={**TORCH.forms, "float": Form("real({0}, dtype)", helper="real")})
-SPELLED = {"b_len": "B", "h_len": "H"}  # the other built-ins keep their names
-UNITS = ("program", "row", "key", "pair")
-PLAIN = ("b", "h", "row", "k")  # the order of a score tile's dimensions
-SLICES = {"b": "batch", "h": "heads", "row": "rows", "k": "keys"}
+FORWARD, HELPERS, SELFCHECK = "cpu_forward.py.jinja", "cpu_helpers.py.jinja", "cpu_selfcheck.py.jinja"
+TILES = replace(TORCH, forms={**TORCH.forms, "float": Form("real({0}, dtype)", helper="real")})
+BUILT_IN = {"b_len": "B", "h_len": "H"}  # the other built-in names are spelled as they are
+LENGTHS = ("b_len", "h_len", "q_len", "k_len")
+SLICES = {"b": "batch", "h": "heads", "row": "rows", "k": "keys"}  # in the order of a score tile's dimensions
+WORD = 32  # bits in an element of a `bit` tensor
+# Words that the lines below use and the templates' code may not.
+LINES = frozenset(("keep", "masked", "full", "range", "slice", "min", "max", "abs", "bool", "float", "i", "j", "math"))
+
+
+def taken_names() -> frozenset[str]:
+    """Every identifier of the file's own code: what a spec's names must keep clear of."""
+    found = set(LINES)
+    loader = environment().loader
+    assert loader is not None
+    for name in (FORWARD, HELPERS, SELFCHECK):
+        text = loader.get_source(environment(), name)[0]
+        text = re.sub(r'""".*?"""|\{#.*?#\}|#[^\n]*', "", text, flags=re.DOTALL)
+        found |= set(re.findall(r"[A-Za-z_]\w*", text))
+    return frozenset(found - set(BUILTINS))
+
+
+def parameter_names(spec: AttentionSpec) -> dict[str, str]:
+    """The keyword of each parameter, and the name of each free axis: the spec's own, with `_` behind it on a clash."""
+    free = Names({*taken_names(), *BUILTINS})
+    return {n: free.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
 
 
 def unit(e: Expr) -> str:
@@ -26,24 +62,150 @@ def unit(e: Expr) -> str:
     return "key" if "key" in found else "row" if "row" in found else "program"
 
 
-@dataclass
+def is_tensor(e: Expr) -> bool:
+    """Whether `e` is a tensor in the file for certain, and not a Python number."""
+    return bool(tensors(e)) or any(n in BUILTINS and n not in LENGTHS for n in names(e))
+
+
+def of_dtype(e: Expr) -> bool:
+    """Whether a float `e` is for certain a tensor of the products' own type; a 0-d float64 beside it changes nothing."""
+    if isinstance(e, (Const, Var)):
+        return e == Var("s", "float")
+    if isinstance(e, Read):
+        return True
+    if e.op == "float":
+        return is_tensor(e.args[0])
+    return any(of_dtype(a) for a in (e.args[1:] if e.op == "where" else e.args) if a.type == "float")
+
+
+def prepared(spec: AttentionSpec) -> AttentionSpec:
+    """Constants worked out; `not` of a Python bool, which `~` would make an int, written as a comparison."""
+
+    def negations(e: Expr) -> Expr | None:
+        if isinstance(e, Op) and e.op == "not" and not is_tensor(e.args[0]):
+            return Op("==", (rewrite(e.args[0], negations), Const(False)), "bool")
+        return None
+
+    return spec.map(lambda e: rewrite(fold(e), negations))
+
+
 class CpuLowering:
-    """Puts the spec's expressions into lines. Ask for scale, start, scores, weight, then masks: what the scores need is
-    worked out for every tile, what only the mask needs for masked tiles alone."""
+    """Puts a spec's expressions into lines of Python.
 
-    spec: AttentionSpec
-    spelled: Mapping[str, str]
-    sections: dict[str, list[str]] = field(default_factory=lambda: {"program": [], "row": []})
+    Values of a program (its batch entries and heads) and of rows are worked out outside the loop over key tiles. Ask
+    for scale, start, scores and weight first, for masks last: what only the mask needs is worked out in masked tiles.
+    """
 
-    def __post_init__(self) -> None:
-        self.known: dict[Expr, str] = {}
-        self.reads: dict[Read, str] = {}
+    def __init__(self, spec: AttentionSpec, spelled: Mapping[str, str]) -> None:
+        self.spec, self.spelled = spec, spelled
+        self.program: list[str] = []
+        self.row: list[str] = []
+        self._known: dict[Expr, str] = {}
+        self._reads: dict[Read, str] = {}
+        self._free = Names({*taken_names(), *BUILTINS, *spelled.values()})
+        self._lets = {e: n for n, e in reversed(spec.lets) if isinstance(e, Op) and "s" not in names(e)}
         self.printer = Printer(
-            TORCH_TILES, names={**self.spelled, **SPELLED}, reads=self.reads, known=self.known, positive=self._positive
+            TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive
         )
-        self.free = Names({*TAKEN_LATE, *self.spelled.values()})
-        self.lets = {e: n for n, e in reversed(self.spec.lets) if isinstance(e, Op) and "s" not in names(e)}
-        self.scalars = {p.name for p in self.spec.scalars}
-        policy = self.spec.softmax
-        self.sink = {"sink": policy.args[:1], "off_by_one": (Const(0.0),)}.get(policy.policy, ())
-        self.sink_expr: Expr | None = self.sink[0] if self.sink else None
+        sinks = {"sink": spec.softmax.args[:1], "off_by_one": (Const(0.0),)}.get(spec.softmax.policy, ())
+        self.sink: Expr | None = sinks[0] if sinks else None
+        if any("h_kv" in names(e) for e in expressions(spec)):
+            self.program.append("h_kv = h // group")
+
+    def _positive(self, e: Expr) -> bool:
+        """Constants, lengths, and parameters as they are: the call refuses a parameter below 1 that divides."""
+        if isinstance(e, Const):
+            return e.value >= 1
+        return isinstance(e, Var) and (e.name in LENGTHS or any(e.name == p.name for p in self.spec.scalars))
+
+    def text(self, e: Expr, lines: list[str], binds: int = ANY) -> str:
+        """The text of `e`; values that it needs first are put into `lines`, or further out where they can be."""
+        self._place(e, lines)
+        return self.printer(e, binds)
+
+    def number(self, e: Expr, lines: list[str]) -> str:
+        """A float `e` as a tensor of the products' type."""
+        text = self.text(e, lines)
+        return text if of_dtype(e) else f"{self._tensor(text)}.to(dtype)"
+
+    def _tensor(self, text: str) -> str:
+        self.printer.helpers.add("tensor")
+        return f"tensor({text})"
+
+    def _place(self, e: Expr, lines: list[str]) -> None:
+        if e in self._known or e in self._reads:
+            return
+        for child in children(e):
+            self._place(child, lines)
+        where = {"program": self.program, "row": self.row}.get(unit(e), lines)
+        if isinstance(e, Read):
+            text = self._read(e)
+            self._reads[e] = self._free.fresh(read_name(self.spelled[e.tensor], map(self.printer, e.indices)))
+            where.append(f"{self._reads[e]} = {text}")
+        elif e in self._lets:
+            text = self.printer(e)
+            self._known[e] = self._free.fresh(self._lets[e])
+            where.append(f"{self._known[e]} = {text}")
+
+    def _read(self, e: Read) -> str:
+        p = self.spec.param(e.tensor)
+        at = [i.name if isinstance(i, Var) else "" for i in e.indices]
+        name, indices = self.spelled[e.tensor], ", ".join(map(self.printer, e.indices))
+        if p.element == "bit":
+            self.printer.helpers.add("read_bit")
+            return f"read_bit({name}, {self._bits(p)}, {indices})"
+        if list(p.axes) == at and at == [a for a in SLICES if a in at]:
+            dims = [SLICES[a] if a in at else "None" for a in SLICES]
+            text = f"{name}[{', '.join(dims[list(SLICES).index(at[0]) :])}]"
+        else:
+            self.printer.helpers.add("read")
+            text = f"read({name}, {indices})"
+        return text + {"float": ".to(dtype)", "int": ".long()", "bool": ""}[e.type]
+
+    def _bits(self, p: Param) -> str:
+        """How many bits there are on the last axis."""
+        axis = p.axes[-1]
+        call = {"b": "B", "h": "H", "h_kv": "H_kv", "row": "q_len", "k": "k_len"}
+        return str(axis) if isinstance(axis, int) else call.get(axis) or self.spelled[axis]
+
+    def scale(self, binds: int = ANY) -> str:
+        """What q is multiplied by; an expression of no more than b, h and row."""
+        if self.spec.scale is None:
+            return "D**-0.5"
+        return self.text(self.spec.scale, self.row, binds)
+
+    def start(self) -> list[str]:
+        """The running maximum and sum before the first tile: empty, or the sink."""
+        if self.sink is None:
+            return ["m = query.new_full((*shape, 1), -torch.inf)", "l = torch.zeros_like(m)"]
+        sink = self.number(self.sink, self.row)
+        return [f"m = query.new_empty((*shape, 1)).copy_({sink})", "l = (m != -torch.inf).to(dtype)  # the sink"]
+
+    def scores(self) -> list[str]:
+        lines: list[str] = []
+        for e in self.spec.scores:
+            text = self.number(e, lines)
+            lines.append(f"s = {text}" if of_dtype(e) and "s" in names(e) else f"s.copy_({text})")
+        return lines
+
+    def weight(self, pair: list[str]) -> list[str]:
+        """Lines that weigh p; values that they need go to `pair`."""
+        if self.spec.weight is None:
+            return []
+        text = self.number(self.spec.weight, pair)
+        return [f"p = torch.where(p == 0, 0.0, p * ({text}))"]
+
+    def masks(self) -> list[str]:
+        mask = conjunction(self.spec.masks)
+        if mask is None:
+            return []
+        lines: list[str] = []
+        text = self.text(mask, lines)
+        keep = text if is_tensor(mask) else self._tensor(text)
+        return [*lines, f"keep = {keep}", "s.masked_fill_(~keep, -torch.inf)"]
+
+
+def expressions(spec: AttentionSpec) -> list[Expr]:
+    """Every expression of a spec but its lets, which are inlined in the others."""
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight)
+    return [e for e in several if e is not None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import fold
 from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, Printer
-from attncc.codegen.signature import stride_name
+from attncc.codegen.signature import stride_name, vectorized
 from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
@@ -80,8 +80,10 @@ class Lowering:
     def _load(self, read: Read, param: Param) -> str:
         tensor, terms = self.names[param.name], []
         for i, index in enumerate(read.indices):
-            last_bit = param.element == "bit" and i == len(param.axes) - 1
-            offset = f"{self.printer(index, ATOM)} // 32" if last_bit else self.printer(index, TERM)
+            word = param.element == "bit" and i == len(param.axes) - 1
+            offset = f"{self.printer(index, ATOM)} // 32" if word else self.printer(index, TERM)
+            if vectorized(param, i):
+                offset = f"tl.cast({offset}, tl.int64)"
             terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
         inside = " & ".join(self._inside(read, param))
         code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.ir import AttentionSpec, KernelPlan
+from attncc.ir import AttentionSpec, KernelPlan, Param
 
 POINTEES = {
     "f32": "fp32", "f16": "fp16", "bf16": "bf16", "bool": "i1", "bit": "i32",
@@ -17,7 +17,8 @@ POINTEES = {
 class Argument:
     """One argument: its name in the kernel, its Triton type, and what the launcher passes for it.
 
-    kind: pointer | stride | last_stride (1 in the aligned kernel) | scalar | constexpr
+    kind: pointer | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that neighbours are
+        loaded together; Triton does that only for arguments without a declared type, which are then 32 bits wide.
     owner: call (q, k, v, lengths) | output | parameter | tile
     """
 
@@ -41,7 +42,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
             made.append(Argument(f"stride_{tensor}{axis}", "i64", kind, "call", f"{tensor}.stride({i})"))
     for p in spec.tensors:
         for i in range(len(p.axes)):
-            kind = "last_stride" if i == len(p.axes) - 1 else "stride"
+            kind = "last_stride" if vectorized(p, i) else "stride"
             made.append(Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})"))
     for name in ("q_len", "k_len", "b_len", "h_len", "group"):
         made.append(Argument(name, "i32", "scalar", "call", name))
@@ -51,6 +52,11 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
         made.append(Argument(names[axis], "i32", "scalar", "parameter", axis))
     made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
     return tuple(made)
+
+
+def vectorized(p: Param, axis: int) -> bool:
+    """Whether neighbours along this axis of a parameter are read side by side: the last axis, unless it is one of b and h."""
+    return axis == len(p.axes) - 1 and p.axes[axis] not in ("b", "h", "h_kv")
 
 
 def stride_name(tensor: str, axis: int, rank: int) -> str:

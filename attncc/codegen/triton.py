@@ -207,7 +207,7 @@ def _walk(
 def _signature(args: Sequence[Argument]) -> tuple[str, ...]:
     """Arguments by kind, a line for each kind of line that a reader would write."""
     def text(a: Argument) -> str:
-        if a.kind == "pointer":
+        if a.kind in ("pointer", "last_stride"):
             return a.name
         return f"{a.name}: tl.constexpr" if a.kind == "constexpr" else f'{a.name}: "{a.type}"'
 

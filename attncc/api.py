@@ -1,0 +1,44 @@
+"""What `import attncc` offers: the road from a spec to something that PyTorch calls, one line a stage."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from attncc import frontend
+from attncc.errors import SpecError
+from attncc.runtime.attention import Attention
+
+
+def compile(text: str, filename: str = "<spec>", *, target: str | None = None, **consts: int) -> Attention:
+    """Compile a spec given as text; `consts` are its `const` parameters.
+
+    `target` is left out (the device of the tensors decides), or "interpreter": then the Triton kernel runs on CPU tensors
+    in Triton's interpreter, which TRITON_INTERPRET=1 must have turned on before triton is imported.
+    Raises SpecError with every fault of the spec, and TypeError for constants that are missing, unknown or no ints.
+    """
+    parsed = frontend.parse(text, filename)
+    frontend.refuse_unbuilt(parsed)
+    _check_consts(parsed, consts)
+    return Attention(parsed, consts, target)
+
+
+def load(path: str | PathLike[str], *, target: str | None = None, **consts: int) -> Attention:
+    """Compile the spec in a file; see `compile`. Raises OSError where it cannot be read."""
+    return compile(Path(path).read_text(encoding="utf-8"), str(path), target=target, **consts)
+
+
+def _check_consts(parsed: frontend.Parsed, consts: dict[str, int]) -> None:
+    known = {p.name: p for p in parsed.spec.consts}
+    for name, value in consts.items():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise TypeError(f"{parsed.spec.name} has no const parameter {name!r}: it has {listed}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, and is {value!r}")
+    missing = [n for n, p in known.items() if p.default is None and n not in consts]
+    if missing:
+        raise TypeError(f"{parsed.spec.name} needs its const parameter: attncc.load(..., {missing[0]}=...)")
+
+
+__all__ = ["Attention", "SpecError", "compile", "load"]

@@ -1,0 +1,176 @@
+"""What a call may pass: every fault names the argument, what the spec expects, and what came."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attncc.ir import AttentionSpec, Op, Param, Var, walk
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
+ELEMENTS = {
+    "bit": torch.int32, "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
+    "i64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,
+}  # fmt: skip
+RETURNS_LATER = ("return_max", "return_entropy", "return_pairs")
+LONGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The extents of one call, as the language names them, and those of the free axes."""
+
+    b_len: int
+    h_len: int
+    h_kv_len: int
+    q_len: int
+    k_len: int
+    head_dim: int
+    head_dim_v: int
+    free: Mapping[str, int]
+
+
+def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
+    """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], one dtype, one device. TypeError or ValueError."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, and is {_a(type(x).__name__)}")
+        if x.dim() != 4:
+            form = "[B, H, Q, D]" if name == "q" else "[B, H_kv, K, D]" if name == "k" else "[B, H_kv, K, D_v]"
+            raise ValueError(f"{name} must be {form}, and has shape {list(x.shape)}")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have the dtype of q, {q.dtype}, and has {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, and is on {x.device}")
+    if q.dtype not in DTYPES:
+        raise TypeError(f"q must be bfloat16, float16 or float32 (float64 too on a CPU), and is {q.dtype}")
+    if inputs is not None and DTYPES[q.dtype] != inputs:
+        raise TypeError(f"q must be {inputs}, as the spec's precision says, and is {q.dtype}")
+    if q.dtype == torch.float64 and q.device.type != "cpu":
+        raise TypeError("q is float64: only the CPU program takes that")
+    _same("batch size B", q, k, v, axis=0, others=("k", "v"))
+    _same("number of heads H_kv", k, v, axis=1, first="k", others=("v",))
+    _same("head size D", q, k, axis=3, others=("k",))
+    _same("length K", k, v, axis=2, first="k", others=("v",))
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
+        raise ValueError(f"k must have a number of heads that divides q's {heads}, and has {kv_heads}")
+    if not 1 <= q.shape[3] or not 1 <= v.shape[3]:
+        raise ValueError(f"head sizes must be at least 1: D is {q.shape[3]}, D_v is {v.shape[3]}")
+    if max(q.shape[2], k.shape[2]) > LONGEST:
+        raise ValueError(f"lengths must be below 2^31: Q is {q.shape[2]}, K is {k.shape[2]}")
+
+
+def _same(what: str, *tensors: torch.Tensor, axis: int, first: str = "q", others: Sequence[str]) -> None:
+    for name, x in zip(others, tensors[1:], strict=True):
+        if x.shape[axis] != tensors[0].shape[axis]:
+            raise ValueError(f"{name} must have {first}'s {what}, {tensors[0].shape[axis]}, and has {x.shape[axis]}")
+
+
+def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
+    """Every parameter without a default is there, and nothing else is. TypeError."""
+    known = {p.name: p for p in spec.params}
+    for name in given:
+        if name in known:
+            continue
+        if name in RETURNS_LATER:
+            raise TypeError(f"{name} is not built yet: a call returns out, and lse with return_lse=True")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}" if known else "it has none"
+        raise TypeError(f"{spec.name} has no parameter {name!r}: {hint}")
+    for name, p in known.items():
+        if name not in given and p.default is None:
+            raise TypeError(f"{spec.name} needs the parameter {name}: {declaration(p)}")
+
+
+def declaration(p: Param) -> str:
+    """The parameter as the spec declares it."""
+    return f"{p.element}[{', '.join(map(str, p.axes))}]" if p.is_tensor else p.type
+
+
+def check_tensors(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Sizes:
+    """Element types, devices, ranks and extents of tensor parameters; free axes agree wherever they stand."""
+    (b_len, h_len, q_len, d), (h_kv_len, k_len) = q.shape, k.shape[1:3]
+    extents: dict[str, tuple[int, str]] = {
+        "b": (b_len, "B"), "h": (h_len, "H"), "h_kv": (h_kv_len, "H_kv"), "row": (q_len, "Q"), "k": (k_len, "K"),
+    }  # fmt: skip
+    for p in spec.tensors:
+        x = given[p.name]
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {_a(type(x).__name__)}")
+        wanted = ELEMENTS[p.element or ""]
+        if x.dtype != wanted:
+            packed = " (bits are packed 32 to an int32, lowest first)" if p.element == "bit" else ""
+            raise TypeError(f"{p.name} must be {wanted} for {declaration(p)}{packed}, and is {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{p.name} must be on the device of q, {q.device}, and is on {x.device}")
+        if x.dim() != len(p.axes):
+            raise ValueError(f"{p.name} must have the axes {declaration(p)}, and has shape {list(x.shape)}")
+        for i, axis in enumerate(p.axes):
+            _check_axis(p, i, axis, x.shape[i], extents)
+    free = {a: extents[a][0] for a in spec.free_axes}
+    for axis in sorted(divisors(spec) & set(free)):
+        if free[axis] < 1:
+            raise ValueError(f"the axis {axis} divides, so that it must be at least 1 long, and is {free[axis]}")
+    return Sizes(b_len, h_len, h_kv_len, q_len, k_len, d, v.shape[3], free)
+
+
+def _check_axis(p: Param, i: int, axis: str | int, extent: int, extents: dict[str, tuple[int, str]]) -> None:
+    packed = p.element == "bit" and i == len(p.axes) - 1
+    unit = " words of 32 bits" if packed else ""
+    if isinstance(axis, str) and axis not in extents:
+        extents[axis] = (extent * 32 if packed else extent, f"the axis {axis} of {p.name}")
+        return
+    size, source = (axis, "") if isinstance(axis, int) else extents[axis]
+    wanted = -(-size // 32) if packed else size
+    if extent != wanted:
+        whence = f" ({source})" if source else ""
+        raise ValueError(
+            f"{p.name} must have {wanted}{unit}{whence} along axis {i} of {declaration(p)}, and has {extent}"
+        )
+
+
+def divisors(spec: AttentionSpec) -> frozenset[str]:
+    """Names of scalars and free axes that stand alone as a divisor somewhere: they must be at least 1."""
+    found: set[str] = set()
+    spec.map(lambda e: (found.update(
+        n.args[1].name for n in walk(e) if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var)
+    ), e)[1])  # fmt: skip
+    return frozenset(found)
+
+
+def scalar(p: Param, value: Any, divides: bool) -> int | float:
+    """A run-time scalar as a Python number. TypeError for another kind, ValueError for a divisor below 1."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() or (p.type == "int" and value.is_floating_point()) or value.dtype == torch.bool:
+            raise TypeError(f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {list(value.shape)} of {value.dtype}")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float) if p.type == "float" else int):
+        raise TypeError(f"{p.name} must be {_a(p.type)}, and is {_a(type(value).__name__)}: {value!r}")
+    if p.type == "int" and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{p.name} must be a 64-bit int, and is {value}")
+    if divides and value < 1:
+        raise ValueError(f"{p.name} divides, so that it must be at least 1, and is {value}")
+    return float(value) if p.type == "float" else value
+
+
+def check_sorted(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
+    """With `validate=True`: what is declared `sorted` ascends along its last axis. Waits for the device."""
+    for p in spec.tensors:
+        if p.sorted:
+            x = given[p.name]
+            falls = (x[..., 1:] < x[..., :-1]).nonzero()
+            if len(falls):
+                at = falls[0].tolist()
+                here, before = x[(*at[:-1], at[-1] + 1)].item(), x[tuple(at)].item()
+                raise ValueError(
+                    f"{p.name} is declared sorted along {p.axes[-1]}, and falls from {before} to {here} at index {[*at[:-1], at[-1] + 1]}"
+                )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
