@@ -5,6 +5,8 @@ import re
 import pytest
 
 import attncc
+from attncc import frontend
+from attncc.errors import SpecError
 from attncc.targets import TARGETS
 from tests.house.tree import files, read
 
@@ -49,6 +51,15 @@ def test_a_spec_is_named_by_its_file_and_says_what_it_is(path):
 def test_the_readme_shows_a_spec_as_it_is():
     (shown,) = re.findall(r"^```\n# (specs/\w+\.attn)\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
     assert body(read(shown[0])) == shown[1]
+
+
+def test_the_readme_shows_diagnostics_as_they_are():
+    blocks = re.findall(r"^```\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    (wrong,) = [b for b in blocks if b.startswith("attention local")]
+    (said,) = [b for b in blocks if b.startswith("local.attn:")]
+    with pytest.raises(SpecError) as caught:
+        frontend.parse(wrong, "local.attn")
+    assert f"{caught.value}\n" == said
 
 
 def test_the_readme_names_each_target():
