@@ -19,6 +19,11 @@ def section(text: str, heading: str) -> str:
     return re.split(r"\n#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1)[0]
 
 
+def fenced(text: str) -> list[str]:
+    """The blocks between fences, without them."""
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
 def body(spec: str) -> str:
     """A spec without the comment on top."""
     return re.sub(r"\A(#[^\n]*\n)+", "", spec)
@@ -49,12 +54,13 @@ def test_a_spec_is_named_by_its_file_and_says_what_it_is(path):
 
 
 def test_the_readme_shows_a_spec_as_it_is():
-    (shown,) = re.findall(r"^```\n# (specs/\w+\.attn)\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
-    assert body(read(shown[0])) == shown[1]
+    (shown,) = [b for b in fenced(read("README.md")) if b.startswith("# specs/")]
+    first, rest = shown.split("\n", 1)
+    assert body(read(first.removeprefix("# "))) == rest
 
 
 def test_the_readme_shows_diagnostics_as_they_are():
-    blocks = re.findall(r"^```\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    blocks = fenced(read("README.md"))
     (wrong,) = [b for b in blocks if b.startswith("attention local")]
     (said,) = [b for b in blocks if b.startswith("local.attn:")]
     with pytest.raises(SpecError) as caught:
