@@ -1,0 +1,5 @@
+"""`python -m attncc` is the program `attncc`."""
+
+from attncc.cli import main
+
+main()

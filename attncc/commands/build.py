@@ -1,0 +1,132 @@
+"""`attncc build`: kernel files from specs, compiled for their targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attncc.commands.console import Progress, count, progress, say, say_json, table, tell, warn
+from attncc.commands.options import FILE, json_option, request, shape_option, target_option, targets_of, values_of
+from attncc.errors import AttnError, EnvironmentFault
+from attncc.pipeline import Built, Kernel, Request, build
+
+HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)")
+
+
+@click.command("build", short_help="Write kernel files, compiled for their targets")
+@click.argument("specs", nargs=-1, required=True, type=FILE, metavar="SPEC...")
+@target_option
+@shape_option
+@click.option("--out", type=click.Path(file_okay=False), help="Folder for the files; left out: ./NAME/ for each spec.")
+@json_option
+def command(
+    specs: tuple[str, ...], targets: tuple[str, ...], shape: dict[str, int], dtype: str | None,
+    assigned: tuple[tuple[str, Any], ...], out: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
+
+    Kernels are compiled for GPUs that need not be there. Each file holds the kernel for strides and addresses that are
+    multiples of 16 bytes, and beside it the general one. What was built before comes from the cache.
+
+    \b
+        attncc build causal.attn --target sm_90
+        attncc build specs/*.attn --target sm_90 --target gfx942 --out kernels
+        attncc build chunked.attn --set chunk=4096 --shape heads=32,kv_heads=8,head_dim=64 --json
+    """
+    values, wanted = values_of(assigned), targets_of(targets)
+    requests = [request(path, goal, shape, dtype, values) for path in specs for goal in wanted]
+    made = _build_all(requests)
+    files = _destinations(made, out)
+    _write(files)
+    for built, asked in made:
+        for warning in built.warnings:
+            tell(warning.render(asked.text, asked.filename), fg="yellow")
+    lines = [(path, kernel) for path, kernel in files.items()]
+    if as_json:
+        say_json({"kernels": [_facts(path, kernel) for path, kernel in lines]})
+    else:
+        say(table(HEAD, [row for path, kernel in lines for row in _rows(path, kernel)], numbers=(3, 4, 5, 6)))
+
+
+def _build_all(requests: list[Request]) -> list[tuple[Built, Request]]:
+    """Build each; every spec's faults are shown before the first of them ends the command, and nothing is written."""
+    from attncc.runtime.cache import Cache
+    from attncc.runtime.keys import toolchain
+
+    made: list[tuple[Built, Request]] = []
+    faults: dict[str, AttnError] = {}
+    with progress() as shown:
+        cache, tools = Cache(warn=warn, note=shown.note), toolchain()
+        for asked in requests:
+            try:
+                made.append((build(asked, cache, _numbered(shown, asked), tools), asked))
+            except EnvironmentFault:
+                raise
+            except AttnError as fault:
+                faults.setdefault(str(fault), fault)
+    *others, last = faults.values() or [None]
+    for fault in others:
+        tell(str(fault))
+    if last is not None:
+        raise last
+    return made
+
+
+def _numbered(shown: Progress, asked: Request) -> Any:
+    return lambda text: shown.stage(f"{asked.filename}, {asked.target}: {text}")
+
+
+def _destinations(made: list[tuple[Built, Request]], out: str | None) -> dict[Path, Kernel]:
+    """Where each kernel goes. Raises click.UsageError where two specs of one name would share a file."""
+    files: dict[Path, Kernel] = {}
+    for built, _ in made:
+        folder = Path(out) if out is not None else Path(built.name)
+        for kernel in built.kernels:
+            path = folder / kernel.file
+            if path in files and files[path].source != kernel.source:
+                raise click.UsageError(f"two specs are called {built.name} and would share {path}: build them apart")
+            files[path] = kernel
+    return files
+
+
+def _write(files: dict[Path, Kernel]) -> None:
+    from attncc.runtime.publish import replace_file
+
+    for path, kernel in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, kernel.source)
+        except OSError as fault:
+            raise EnvironmentFault(f"{path} cannot be written: {fault.strerror}") from None
+
+
+def _facts(path: Path, kernel: Kernel) -> dict[str, Any]:
+    return {
+        "file": str(path),
+        "target": kernel.target,
+        "pass": kernel.direction,
+        **_resources(kernel.aligned),
+        "predicted_shared_bytes": kernel.predicted_shared_bytes,
+        "general": _resources(kernel.general) if kernel.general else None,
+        "cached": kernel.cached,
+    }
+
+
+def _resources(facts: Any) -> dict[str, Any]:
+    return {name: facts.get(name) if facts else None for name in ("registers", "spills", "shared_bytes")}
+
+
+def _rows(path: Path, kernel: Kernel) -> list[list[str]]:
+    rows = []
+    for name, facts, predicted in (
+        (str(path), kernel.aligned, kernel.predicted_shared_bytes),
+        ("  any strides", kernel.general, None),
+    ):
+        if facts or kernel.aligned is None:
+            numbers = [count(n) for n in _resources(facts).values()]
+            rows.append([name, kernel.target, kernel.direction, *numbers, count(predicted)])
+        if kernel.aligned is None:
+            break
+    return rows

@@ -1,0 +1,292 @@
+"""The road from a spec's text to a kernel file, one function a stage; an import costs when its stage is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attncc.errors import AttnError, Diagnostic, Span
+from attncc.ir.plan import Shape
+from attncc.runtime.cache import Cache, Entry
+from attncc.runtime.keys import KernelKey, RequestKey, Toolchain, plain, toolchain
+
+if TYPE_CHECKING:
+    from attncc.frontend import Parsed
+    from attncc.ir import AttentionSpec, Visits
+    from attncc.planner import Choice
+    from attncc.targets import Target
+
+SIZES = tuple(f.name for f in fields(Shape) if f.name != "dtype")
+DTYPES = ("bf16", "f16", "f32", "f64")
+RESULT, RESOURCES = "result.json", "resources.json"
+FORWARD = "forward"
+
+Number = int | float | bool
+Stage = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """The stage callback of who does not want to hear about it."""
+
+
+class RequestError(AttnError):
+    """Sizes, values or a target that do not go together, or with the spec."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for: some of SIZES, scalar parameters by name; dtype None is the spec's own."""
+
+    text: str
+    filename: str = "<spec>"
+    target: str = "cpu"
+    sizes: tuple[tuple[str, int], ...] = ()
+    dtype: str | None = None
+    values: tuple[tuple[str, Number], ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A spec with its constants baked in, and every choice made for it."""
+
+    parsed: Parsed
+    spec: AttentionSpec
+    consts: Mapping[str, int]
+    values: Mapping[str, Number]  # of run-time scalars: given, else the default
+    shape: Shape
+    target: Target
+    visits: Visits
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated file and what it compiled to: `aligned` for pointers and strides of 16 bytes, `general` for any."""
+
+    file: str
+    target: str
+    direction: str
+    source: bytes
+    predicted_shared_bytes: int | None
+    aligned: Mapping[str, Any] | None
+    general: Mapping[str, Any] | None
+    cached: bool
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `build` made of one spec for one target."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    warnings: tuple[Diagnostic, ...]
+
+
+def build(request: Request, cache: Cache, stage: Stage = silent, tools: Toolchain | None = None) -> Built:
+    """Text to kernels, compiled for the target and listed. Warm, it reads the cache and nothing else.
+
+    Raises SpecError, PlanError, RequestError, EnvironmentFault.
+    """
+    tools = tools or toolchain()
+    key = request_key(request, tools)
+    known = cache.get(key)
+    built = _built(known, cache) if known else None
+    if built is not None:
+        return built
+    stage("planning")
+    planned = plan(request)
+    entry = kernel(planned, cache, tools, stage=stage)
+    listing = {
+        "name": planned.spec.name,
+        "kernels": [{"digest": entry.digest, "target": planned.target.name, "pass": FORWARD}],
+        "warnings": [asdict(d) for d in warnings(planned)],
+    }
+    cache.get_or_build(key, partial(_write_json, RESULT, listing))
+    return Built(planned.spec.name, (_listed(entry, listing["kernels"][0]),), warnings(planned))
+
+
+def warnings(planned: Planned) -> tuple[Diagnostic, ...]:
+    """What the text gives reason to warn of, and what the proofs about its mask do."""
+    from attncc import analysis
+
+    return (*planned.parsed.warnings, *analysis.prove(planned.spec).warnings)
+
+
+def plan(request: Request) -> Planned:
+    """Text to plan: parse, bake constants in, refuse what is not built, find the tiles to visit, choose."""
+    from attncc import frontend
+
+    parsed = frontend.parse(request.text, request.filename)
+    frontend.refuse_unbuilt(parsed)
+    consts, values = split_values(parsed.spec, dict(request.values))
+    shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
+    return plan_parsed(parsed, consts, values, shape, request.target)
+
+
+def plan_parsed(
+    parsed: Parsed, consts: Mapping[str, int], values: Mapping[str, Number], shape: Shape, target_name: str,
+    int_bits: int = 32,
+) -> Planned:  # fmt: skip
+    """The second half of `plan`, for one shape class; `int_bits` is the width of positions and int parameters."""
+    from attncc import analysis, planner
+
+    spec, goal = parsed.spec.bind(consts), target(target_name)
+    visits = analysis.visits(spec, "q")
+    choice = planner.choose(spec, shape, goal, visits)
+    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits))
+    return Planned(parsed, spec, consts, values, shape, goal, visits, choice)
+
+
+def kernel(
+    planned: Planned, cache: Cache, tools: Toolchain | None = None, *, resources: bool = True, stage: Stage = silent
+) -> Entry:
+    """The cache's entry with the generated file of a plan, built on a miss.
+
+    `resources` compiles it for the target too, so that the file says what it takes; a GPU need not be there.
+    """
+    from attncc import frontend
+
+    tools = tools or toolchain()
+    resources = resources and planned.target.is_gpu
+    if not resources:
+        tools = replace(tools, flags=(*tools.flags, ("resources", "no")))
+    key = KernelKey(
+        spec=frontend.canonical(planned.spec), consts=tuple(sorted(planned.consts.items())), direction=FORWARD,
+        plan=plain(planned.choice.plan), target=plain(planned.target), toolchain=tools,
+    )  # fmt: skip
+    return cache.get_or_build(key, partial(_write_kernel, planned, resources, stage))
+
+
+def render(planned: Planned, resources: Any = None) -> str:
+    """The source of a plan's kernel file."""
+    from attncc import codegen, frontend
+
+    text = frontend.canonical(planned.spec)
+    if not planned.target.is_gpu:
+        return codegen.render_cpu(planned.spec, planned.visits, planned.choice.plan, text)
+    return codegen.render(planned.spec, planned.visits, planned.choice.plan, text, resources)
+
+
+def file_name(name: str, direction: str, target: str) -> str:
+    """`NAME_PASS_TARGET.py`: one file for each pass and target; head sizes and dtype are inside."""
+    return f"{name}_{direction}_{target}.py"
+
+
+def request_key(request: Request, tools: Toolchain) -> RequestKey:
+    return RequestKey(
+        spec=request.text, target=request.target, sizes=tuple(sorted(request.sizes)), dtype=request.dtype,
+        values=tuple(sorted(request.values)), toolchain=tools,
+    )  # fmt: skip
+
+
+def target(name: str) -> Target:
+    """A target by name. Raises RequestError that lists the known ones."""
+    from attncc import targets
+
+    try:
+        return targets.target(name)
+    except (KeyError, ValueError) as fault:
+        raise RequestError(str(fault.args[0] if fault.args else fault)) from None
+
+
+def shape_of(sizes: Mapping[str, int], dtype: str | None = None, inputs: str | None = None) -> Shape:
+    """The sizes of a call with the defaults filled in: kv_heads is heads, head_dim_v is head_dim.
+
+    `inputs` is the type that the spec asks for, `dtype` the caller's. Raises RequestError where they do not agree.
+    """
+    unknown = sorted(set(sizes) - set(SIZES))
+    if unknown:
+        raise RequestError(f"no size is called {unknown[0]!r}: there are {', '.join(SIZES)}")
+    for name, size in sizes.items():
+        if not 1 <= size < 2**31:
+            raise RequestError(f"{name} is {size}: sizes are from 1 to 2147483647")
+    if dtype and inputs and dtype != inputs:
+        raise RequestError(f"the spec takes inputs of {inputs}, and --dtype asks for {dtype}")
+    full = replace(Shape(), **sizes, dtype=dtype or inputs or Shape().dtype)
+    full = replace(full, kv_heads=sizes.get("kv_heads", full.heads), head_dim_v=sizes.get("head_dim_v", full.head_dim))
+    if full.heads % full.kv_heads:
+        raise RequestError(f"heads={full.heads} is not a multiple of kv_heads={full.kv_heads}")
+    return full
+
+
+def split_values(spec: AttentionSpec, given: Mapping[str, Number]) -> tuple[dict[str, int], dict[str, Number]]:
+    """Constants to bake in, and values of run-time scalars and free axes; defaults fill in. Raises RequestError."""
+    kinds = {p.name: p.type for p in (*spec.consts, *spec.scalars)} | dict.fromkeys(spec.free_axes, "int")
+    for name, value in given.items():
+        if name not in kinds:
+            raise RequestError(_no_such(spec, name, sorted(kinds)))
+        if kinds[name] == "int" and (isinstance(value, (float, bool))):
+            raise RequestError(f"{name} is an int of {spec.name}: {value!r} is none")
+    consts = {p.name: given.get(p.name, p.default) for p in spec.consts}
+    missing = [name for name, value in consts.items() if value is None]
+    if missing:
+        raise RequestError(f"{spec.name} needs a value for its constant {missing[0]}: --set {missing[0]}=...")
+    values = {p.name: given.get(p.name, p.default) for p in spec.scalars}
+    values |= {name: given[name] for name in spec.free_axes if name in given}
+    return (
+        {name: int(value) for name, value in consts.items() if value is not None},
+        {name: value for name, value in values.items() if value is not None},
+    )
+
+
+def _no_such(spec: AttentionSpec, name: str, known: list[str]) -> str:
+    import difflib
+
+    if any(p.name == name for p in spec.tensors):
+        return f"{name} is a tensor of {spec.name}: it has no single value"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}" if known else "it has none"
+    return f"{spec.name} has no scalar parameter {name!r}: {hint}"
+
+
+def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path) -> None:
+    goal = planned.target.name
+    path = folder / file_name(planned.spec.name, FORWARD, goal)
+    stage(f"writing {path.name}")
+    path.write_text(render(planned), encoding="utf-8")
+    facts: dict[str, Any] = {"predicted_shared_bytes": None, "aligned": None, "general": None}
+    if resources:
+        from attncc.runtime import compile as compiler
+
+        stage(f"compiling {path.name}")
+        compiled = [compiler.compile_kernel(path, planned.spec, planned.choice.plan, aligned=a) for a in (True, False)]
+        aligned, general = compiled
+        path.write_text(render(planned, aligned), encoding="utf-8")
+        facts |= {"aligned": plain(aligned), "general": plain(general)}
+        facts["predicted_shared_bytes"] = planned.choice.plan.shared_bytes
+    _write_json(RESOURCES, facts, folder)
+
+
+def _write_json(name: str, content: Any, folder: Path) -> None:
+    (folder / name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _built(known: Entry, cache: Cache) -> Built | None:
+    """The listing of a request with its kernels; None where one of them is no longer there."""
+    listing = json.loads(known.text(RESULT))
+    entries = [cache.load("kernel", line["digest"]) for line in listing["kernels"]]
+    kernels = tuple(_listed(entry, line) for entry, line in zip(entries, listing["kernels"], strict=True) if entry)
+    if len(kernels) != len(entries):
+        return None
+    return Built(listing["name"], kernels, tuple(_diagnostic(d) for d in listing["warnings"]))
+
+
+def _listed(entry: Entry, line: Mapping[str, str]) -> Kernel:
+    file = next(name for name in entry.files if name.endswith(".py"))
+    facts = json.loads(entry.text(RESOURCES))
+    return Kernel(
+        file=file, target=line["target"], direction=line["pass"], source=entry.files[file],
+        predicted_shared_bytes=facts["predicted_shared_bytes"], aligned=facts["aligned"], general=facts["general"],
+        cached=not entry.fresh,
+    )  # fmt: skip
+
+
+def _diagnostic(facts: Mapping[str, Any]) -> Diagnostic:
+    span = facts["span"]
+    return Diagnostic(**{**facts, "span": Span(**span) if span else None})
