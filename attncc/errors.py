@@ -16,6 +16,19 @@ class Span:
     end: int
 
 
+_SHOWN = 160  # characters of a line; of a longer one, the part around the fault
+
+
+def _excerpt(span: Span, text: str) -> tuple[str, str]:
+    """The line of a span and carets under it; what a terminal could obey is shown as a blank."""
+    line = text[text.rfind("\n", 0, span.start) + 1 :].partition("\n")[0].rstrip("\r")
+    first = min(span.column - 1, len(line))
+    cut = max(0, first - _SHOWN // 2) if len(line) > _SHOWN else 0
+    shown = "".join(c if c.isprintable() else " " for c in line[cut : cut + _SHOWN])
+    width = max(1, min(span.end - span.start, len(shown) - (first - cut)))
+    return shown, " " * (first - cut) + "^" * width
+
+
 @dataclass(frozen=True)
 class Diagnostic:
     """One fault: a code from docs/diagnostics.md, a sentence, where it is, and a hint on how to mend it."""
@@ -31,11 +44,7 @@ class Diagnostic:
         where = f"{filename}:{self.span.line}:{self.span.column}" if self.span else filename
         lines = [f"{where}: {self.severity} {self.code}: {self.message}"]
         if self.span:
-            source = text.splitlines() or [""]
-            line = source[min(self.span.line, len(source)) - 1]
-            shown = line.replace("\t", " ")
-            width = max(1, min(self.span.end - self.span.start, len(line) - self.span.column + 1))
-            lines += ["    " + shown, "    " + " " * (self.span.column - 1) + "^" * width]
+            lines += ["    " + part for part in _excerpt(self.span, text)]
         if self.hint:
             lines.append(f"    hint: {self.hint}")
         return "\n".join(lines)

@@ -12,7 +12,7 @@ RESERVED = frozenset(
     (*STATEMENTS, *SECTIONS, "attention", "const", "sorted", "grad", "not", "and", "or", "true", "false")
 )
 CALL_ARGUMENTS = frozenset(("q", "k", "v", "seed", "deterministic", "validate"))  # and every return_…
-PYTHON_KEYWORDS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"_", "type"}
+PYTHON_KEYWORDS = frozenset(keyword.kwlist)
 SCALARS = ("int", "float")
 TYPES = (*SCALARS, *ELEMENTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from lark import Token
@@ -14,7 +15,8 @@ _SIGN = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]"}
 _SHAPES = {
     "let": "let NAME = EXPRESSION", "mask": "mask CONDITION", "score": "score EXPRESSION", "scale": "scale EXPRESSION",
     "weight": "weight EXPRESSION", "dropout": "dropout PROBABILITY", "align": "align end, or align start",
-    "softmax": "softmax POLICY, or softmax POLICY(ARGUMENT)", "param": "NAME: TYPE, like window: int = 128 or table: f32[h] grad",
+    "softmax": "softmax POLICY, or softmax POLICY(ARGUMENT)",
+    "param": "NAME: TYPE, like window: int = 128 or table: f32[h] grad",
     "setting": "NAME VALUE, VALUE…, like tile q = 128, k = 64", "head": "attention NAME(PARAMETERS) { STATEMENTS }",
     "opening": "precision { … }, schedule { … }, schedule TARGET { … } or layout { … }",
 }  # fmt: skip
@@ -48,7 +50,7 @@ def report_syntax(kind: str, tokens: Sequence[Token], at: Token | None, report: 
     elif at is None:
         report.error("E206", tokens[-1], f"{quoted(tokens[-1])} cannot be the end here", f"the form is {shape}")
     else:
-        before = next((a for a, b in zip(tokens, tokens[1:], strict=False) if b is at), None)
+        before = next((a for a, b in itertools.pairwise(tokens) if b is at), None)
         message, hint = _unexpected(kind, at, before, report)
         report.error("E205", at, message, hint or f"the form is {shape}")
 

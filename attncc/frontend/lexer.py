@@ -32,8 +32,10 @@ _OPERATOR_HINTS = {
 }  # fmt: skip
 _SIGN_HINTS = {
     "!": "write 'not'", "&": "write 'and' (there are no bit operators)", "|": "write 'or' (there are no bit operators)",
-    "^": "write x * x; there are no powers and no bit operators", "~": "write 'not'", ";": "statements need no separator",
-    "≤": "write '<='", "≥": "write '>='", "≠": "write '!='", "−": "write '-', the plain minus", "–": "write '-', the plain minus",
+    "^": "write x * x; there are no powers and no bit operators", "~": "write 'not'",
+    ";": "statements need no separator",
+    "≤": "write '<='", "≥": "write '>='", "≠": "write '!='", "−": "write '-', the plain minus",
+    "–": "write '-', the plain minus",
     "×": "write '*'", "·": "write '*'", "÷": "write '/'", "∧": "write 'and'", "∨": "write 'or'", "¬": "write 'not'",
     "∞": "an excluded pair is what `mask` says; there is no infinity", "?": "write 'where(condition, x, y)'",
 }  # fmt: skip

@@ -5,6 +5,7 @@ The token stream is cut at braces, reserved words and commas; lark parses each p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -210,7 +211,7 @@ class _Reader:
         pieces = []
         inner = tokens[1:-1]
         cuts = [-1, *_commas(inner), len(inner)]
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in itertools.pairwise(cuts):
             part = inner[a + 1 : b]
             if part:
                 pieces.append(self.param(part))

@@ -47,7 +47,8 @@ def _negative_query(spec: AttentionSpec, context: Context) -> None:
         for node in walk(e):
             if isinstance(node, Read) and any(_bare_query(i) for i in node.indices):
                 span = context.spans.get(key)
-                message = f"{quoted(node.tensor)} is read at a query position, which is negative where q_len > k_len; the read then gives 0 or false"
+                where = "a query position, which is negative where q_len > k_len"
+                message = f"{quoted(node.tensor)} is read at {where}; the read then gives 0 or false"
                 context.report.warn(
                     "W103", span, message, "and-ing 'q >= 0' into the mask, or 'align start', settles it"
                 )

@@ -19,9 +19,9 @@ from attncc.frontend.report import Report, quoted
 from attncc.frontend.rules.context import Context, Typed
 
 _ELSEWHERE = {  # what other tools call things
-    "query": "q", "key": "k", "q_idx": "q", "kv_idx": "k", "i": "q", "j": "k", "batch": "b", "head": "h", "heads": "h_len",
-    "score": "s", "seq_len": "k_len", "kv_len": "k_len", "n": "k_len", "num_heads": "h_len", "n_heads": "h_len",
-    "batch_size": "b_len", "kv_head": "h_kv",
+    "query": "q", "key": "k", "q_idx": "q", "kv_idx": "k", "i": "q", "j": "k", "batch": "b", "head": "h",
+    "heads": "h_len", "score": "s", "seq_len": "k_len", "kv_len": "k_len", "n": "k_len",
+    "num_heads": "h_len", "n_heads": "h_len", "batch_size": "b_len", "kv_head": "h_kv",
 }  # fmt: skip
 _ROW = frozenset(("k", "s", "q"))
 _CALL = frozenset(("b", "h", "h_kv", "q", "k", "row", "s"))

@@ -22,8 +22,10 @@ from attncc.frontend.rules.names import check_new, check_shape
 from attncc.ir import CALL_AXES, ELEMENTS, Param, Type
 
 _OTHER_TYPES = {
-    "double": "f32", "float32": "f32", "fp32": "f32", "float16": "f16", "half": "f16", "fp16": "f16", "bfloat16": "bf16",
-    "i1": "bool", "int32": "i32", "int64": "i64", "int8": "i8", "int16": "i16", "uint8": "u8", "long": "i64", "tensor": "f32",
+    "double": "f32", "float32": "f32", "fp32": "f32", "float16": "f16", "half": "f16", "fp16": "f16",
+    "bfloat16": "bf16",
+    "i1": "bool", "int32": "i32", "int64": "i64", "int8": "i8", "int16": "i16", "uint8": "u8", "long": "i64",
+    "tensor": "f32",
     "f64": "f32", "u16": "i32", "u32": "i64", "u64": "i64",
 }  # fmt: skip
 

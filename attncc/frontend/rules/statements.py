@@ -192,7 +192,7 @@ def _softmax(tree: Tree, body: Body, context: Context) -> None:
         context.report.error(
             "E504",
             name,
-            f"'{policy}' takes {len(wanted) or 'no'} argument{'s' * (len(wanted) != 1)}, and {len(args) or 'none'} given",
+            f"'{policy}' takes {len(wanted) or 'no'} argument{'s' * (len(wanted) != 1)}, not {len(args)}",
             f"write softmax {form}",
         )
         return
