@@ -71,9 +71,9 @@ class Lowering:
         for child in children(e):
             self._place_reads(child)
         if isinstance(e, Read) and e not in self._reads:
-            indices = [self.printer(i) for i in e.indices]
             code = self._load(e, self.spec.param(e.tensor))
-            name = self.fresh.fresh(read_name(self.names[e.tensor], indices))
+            variables = (self.printer(i) for i in e.indices if isinstance(i, Var))
+            name = self.fresh.fresh(read_name(self.names[e.tensor], variables))
             self.lines[level(e)].append(f"{name} = {code}")
             self._reads[e] = name
 
@@ -81,9 +81,10 @@ class Lowering:
         tensor, terms = self.names[param.name], []
         for i, index in enumerate(read.indices):
             word = param.element == "bit" and i == len(param.axes) - 1
-            offset = f"{self.printer(index, ATOM)} // 32" if word else self.printer(index, TERM)
             if vectorized(param, i):
-                offset = f"tl.cast({offset}, tl.int64)"
+                offset = f"tl.cast({self.printer(index, ATOM) + ' // 32' if word else self.printer(index)}, tl.int64)"
+            else:
+                offset = self.printer(index, TERM)
             terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
         inside = " & ".join(self._inside(read, param))
         code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")
@@ -109,4 +110,5 @@ class Lowering:
 
 def conjoin(lowering: Lowering, masks: Iterable[Expr], tail: str) -> str:
     """The masks and-ed, with the check of the key tile's tail last."""
-    return " & ".join([*(lowering.text(m, BIT_AND) for m in masks), f"({tail})"])
+    parts = [lowering.text(m, BIT_AND) for m in masks]
+    return " & ".join([*parts, f"({tail})"]) if parts else tail

@@ -26,8 +26,8 @@ def reserved(template_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Za-z_]\w*", template_text))
 
 
-def read_name(tensor: str, indices: Iterable[str]) -> str:
-    """A speaking name for an element that was read: `doc_q`, `slopes_h`, `bias_row_k`."""
-    simple = [i for i in indices if i.isidentifier()]
-    finer = [i for i in simple if i not in ("b", "h", "h_kv")]
-    return "_".join([tensor, *(finer or simple[-1:])])
+def read_name(tensor: str, variables: Iterable[str]) -> str:
+    """A speaking name for an element that was read at these plain variables: `doc_q`, `slopes_h`, `bias_row_k`."""
+    plain = list(variables)
+    finer = [i for i in plain if i not in ("b", "h", "h_kv")]
+    return "_".join([tensor, *(finer or plain[-1:] or ["at"])])

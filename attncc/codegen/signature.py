@@ -35,7 +35,9 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     integer = f"i{plan.int_bits}"
     made = [Argument(n.upper(), pointer, "pointer", "call", n) for n in ("q", "k", "v")]
     made += [Argument("Out", pointer, "pointer", "output", "out"), Argument("Lse", "*fp32", "pointer", "output", "lse")]
-    made += [Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors]
+    made += [
+        Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
+    ]
     for tensor, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd")):
         for i, axis in enumerate(axes):
             kind = "last_stride" if axis == "d" else "stride"
@@ -43,7 +45,9 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     for p in spec.tensors:
         for i in range(len(p.axes)):
             kind = "last_stride" if vectorized(p, i) else "stride"
-            made.append(Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})"))
+            made.append(
+                Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})")
+            )
     for name in ("q_len", "k_len", "b_len", "h_len", "group"):
         made.append(Argument(name, "i32", "scalar", "call", name))
     for p in spec.scalars:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from attncc.analysis import nonnegative
 from attncc.codegen.environment import environment, template_root
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
-from attncc.codegen.printer import ATOM, SUM, TERM
+from attncc.codegen.printer import SUM, TERM
 from attncc.codegen.signature import Argument, arguments
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Var, Visits
-
-LOG2E = 1 / math.log(2)
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits
+from attncc.ir import names as names_of
 
 
 @dataclass(frozen=True)
 class Walk:
-    """One class of tiles as a loop: steps `begin` to `end`, and the tile of a step (where segments are joined)."""
+    """One class of tiles as a loop: steps `begin` to `end`, and the tile of a step."""
 
     begin: str
     end: str
-    tile: str = "step"
+    tile: str
 
 
 @dataclass(frozen=True)
 class VisitsView:
     lines: tuple[str, ...]
+    bounds: bool  # the lines use the tile's first and last row
     classes: tuple[str, ...]  # full, masked: those that exist
+    jumps: bool  # several segments are joined: the tile is worked out from the step
+    begin: str
+    end: str
+    tile: str
     masked: Walk | None
     full: Walk | None
-    jumps: bool  # a class of several segments: the tile is worked out from the step
     remark: str = ""
 
 
@@ -91,12 +96,32 @@ class KernelView:
 
 
 def render(
-    spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str] = (),
-    nonnegative: Callable[[Expr], bool] = lambda e: False,
+    spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str = "", resources: Any = None,
 ) -> str:  # fmt: skip
-    """The file for one kernel. `banner` goes on top as a comment; `nonnegative` proves an int expression >= 0."""
-    view = kernel_view(spec, visits, plan, banner, nonnegative)
+    """The file of one kernel: equal arguments give equal bytes.
+
+    `spec` has its consts bound, `visits` is analysis.visits(spec, "q"), `text` the spec as it stands on top in a comment,
+    `resources` what the kernel compiled to (registers, spills, shared_bytes), where that is known.
+    """
+    view = kernel_view(spec, visits, plan, banner(spec, plan, text, resources))
     return environment().get_template(f"triton/{plan.algorithm}_forward.py.jinja").render(view=view)
+
+
+def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
+    """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
+    sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
+    took = ""
+    if resources is not None:
+        spills = f"{resources.spills} spills" if resources.spills else "no spills"
+        took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
+    stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
+    return (
+        *text.strip().splitlines(), "",
+        f"forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · {plan.dtype}, {sizes}",
+        f"{plan.target}{took}",
+        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing gives 0 and lse -inf.",
+        f"made by: attncc build {spec.name}.attn --target {plan.target}          checked by: python {spec.name}_forward_{plan.target}.py",
+    )  # fmt: skip
 
 
 def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
@@ -106,13 +131,11 @@ def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
     return fresh, {n: fresh.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
 
 
-def kernel_view(
-    spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str], nonnegative: Callable[[Expr], bool]
-) -> KernelView:
+def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str]) -> KernelView:
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    lowering = Lowering(spec, {**names, "b_len": "b_len"}, fresh, nonnegative)
+    lowering = Lowering(spec, dict(names), fresh, partial(nonnegative, spec=spec))
 
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
@@ -121,13 +144,17 @@ def kernel_view(
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
     sink = _sink(spec, lowering)
+    key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
-    mask_lines = lowering.take("pair")
+    mask_lines = (*lowering.take("key"), *lowering.take("pair"))
     view_visits = _visits(visits, lowering)
 
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
-    k_parts, v_parts = split(plan.head_dim, "d"), split(plan.head_dim_v, "d" if plan.head_dim == plan.head_dim_v else "e")
+    k_parts, v_parts = (
+        split(plan.head_dim, "d"),
+        split(plan.head_dim_v, "d" if plan.head_dim == plan.head_dim_v else "e"),
+    )
     wide = plan.int_bits == 64
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=_docstring(spec, plan),
@@ -141,7 +168,7 @@ def kernel_view(
         position_open="(" if wide else "", position_close=").to(tl.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
-        program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=lowering.take("key"),
+        program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
         mask_lines=mask_lines, mask=mask, visits=view_visits, helpers=frozenset(lowering.printer.helpers),
     )  # fmt: skip
@@ -157,55 +184,59 @@ def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
 
 
 def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
-    """The prologue's lines and the loop of each class. A class of several segments becomes one loop over steps."""
-    rename = {"tile": "mine"}
-    lowering.names |= rename
+    """The prologue's lines and one loop for each class, its bounds chosen by the class where there are two."""
+    lowering.names["tile"] = "mine"
     lines: list[str] = []
+    before = lowering.take("program")
 
     def scalar(e: Expr, binds: int = 0) -> str:
         text = lowering.text(e, binds)
         lines.extend(lowering.take("program"))
         return text
 
-    before = lowering.take("program")
     for name, value in visits.lets:
         text = scalar(value)
         lowering.names[name] = lowering.fresh.fresh(name)
         lines.append(f"{lowering.names[name]} = {text}")
-    walks = {c: _walk(c, segments, scalar, lines, lowering.fresh) for c, segments in
-             (("full", visits.full), ("masked", visits.masked)) if segments}  # fmt: skip
-    lowering.lines["program"] = [*before, *lowering.lines["program"]]
     jumps = any(len(s) > 1 for s in (visits.full, visits.masked))
-    return VisitsView(tuple(lines), tuple(walks), walks.get("masked"), walks.get("full"), jumps)
+    walks = {c: _walk(c, segments, scalar, lines, lowering.fresh, jumps) for c, segments in
+             (("full", visits.full), ("masked", visits.masked)) if segments}  # fmt: skip
+    lowering.lines["program"] = list(before)
+
+    def either(part: str) -> str:
+        texts = [getattr(w, part) for w in walks.values()]
+        return texts[0] if len(set(texts)) == 1 else f"{texts[1]} if masked else {texts[0]}"
+
+    used = {n for _, e in visits.lets for n in names_of(e)}
+    used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
+    return VisitsView(
+        tuple(lines), bool(used & {"first", "last"}), tuple(walks), jumps, either("begin"), either("end"), either("tile"),
+        walks.get("masked"), walks.get("full"),
+    )  # fmt: skip
 
 
 def _walk(
-    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names
+    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names, jumps: bool
 ) -> Walk:
-    """Segments joined: step i is tile begin_0 + i, plus the gap of every segment that i lies behind."""
-    if len(segments) == 1:
-        return Walk(scalar(segments[0].begin), scalar(segments[0].end))
-    tile, count, end = "", "0", ""
-    for i, segment in enumerate(segments):
-        begin, stop = fresh.fresh(f"{name}_begin_{i}"), fresh.fresh(f"{name}_end_{i}")
-        first, last = scalar(segment.begin), scalar(segment.end)
-        lines.append(f"{begin}, {stop} = {first}, {last}")
-        if i == 0:
-            lines.append(f"{stop} = tl.maximum({begin}, {stop})")
-            tile, count = f"{begin} + step", f"({stop} - {begin})"
-        else:
-            steps = fresh.fresh(f"{name}_steps_{i}")
-            lines.append(f"{begin} = tl.maximum({begin}, {end})")
-            lines.append(f"{stop} = tl.maximum({begin}, {stop})")
-            lines.append(f"{steps} = {count}")
-            tile += f" + tl.where(step >= {steps}, {begin} - {end}, 0)"
-            count = f"{steps} + ({stop} - {begin})"
-        end = stop
-    return Walk("0", count, tile)
+    """Segments end to end: `name_i` steps lie before segment i + 1; a step's tile is its segment's begin plus what is left."""
+    ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
+    if not jumps:
+        return Walk(*ends[0], "step")
+    steps = [fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
+    tile = ""
+    for i, (begin, end) in reversed(list(enumerate(ends))):
+        length = f"tl.maximum({end} - {begin}, 0)"
+        lines.insert(
+            len(lines) - (len(segments) - 1 - i), f"{steps[i]} = " + (f"{steps[i - 1]} + {length}" if i else length)
+        )
+        start = f"{begin} - {steps[i - 1]}" if i else begin
+        tile = f"tl.where(step < {steps[i]}, {start}, {tile})" if tile else start
+    return Walk("0", steps[-1], f"{tile} + step")
 
 
 def _signature(args: Sequence[Argument]) -> tuple[str, ...]:
     """Arguments by kind, a line for each kind of line that a reader would write."""
+
     def text(a: Argument) -> str:
         if a.kind in ("pointer", "last_stride"):
             return a.name
@@ -213,7 +244,13 @@ def _signature(args: Sequence[Argument]) -> tuple[str, ...]:
 
     groups: dict[str, list[str]] = {}
     for a in args:
-        key = "pointers" if a.kind == "pointer" else a.name[:8] if a.owner == "call" and "stride" in a.kind else a.kind + a.owner
+        key = (
+            "pointers"
+            if a.kind == "pointer"
+            else a.name[:8]
+            if a.owner == "call" and "stride" in a.kind
+            else a.kind + a.owner
+        )
         groups.setdefault(key, []).append(text(a))
     return tuple(", ".join(g) for g in groups.values())
 
@@ -241,7 +278,9 @@ def _launch(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[str, ..
         if a.owner == "parameter":
             tensor, dot, rest = value.partition(".")
             value = names[tensor] + dot + rest
-        lines.setdefault("pointers" if a.kind == "pointer" else "strides" if "stride" in a.kind else "scalars", []).append(value)
+        lines.setdefault(
+            "pointers" if a.kind == "pointer" else "strides" if "stride" in a.kind else "scalars", []
+        ).append(value)
     return tuple(", ".join(v) + "," for v in lines.values())
 
 
