@@ -1,0 +1,180 @@
+"""From a spec's expressions to terms: positions are `row` and `k`; what the algebra does not know stays `raw`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attncc.analysis.bounds import Facts, Range, numeric
+from attncc.analysis.terms import Algebra, Term, rebuild
+from attncc.ir import COMPARISON, AttentionSpec, Const, Expr, Op, Read, Var, conjunction, names, rewrite, walk
+
+ELEMENT_RANGES: dict[str, Range] = {
+    "bit": (0, 1), "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1),
+}  # fmt: skip
+AXES = {"q": "row", "k": "k"}  # side of a tile -> the position that runs over it
+LENGTHS = {"row": "q_len", "k": "k_len"}
+
+
+def divisors(spec: AttentionSpec) -> frozenset[str]:
+    """Scalar names that stand as a divisor of `//` or `%`: every call checks that they are at least 1."""
+    found: set[str] = set()
+    for e in expressions(spec):
+        for n in walk(e):
+            if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var):
+                found.add(n.args[1].name)
+    return frozenset(found)
+
+
+def expressions(spec: AttentionSpec) -> tuple[Expr, ...]:
+    """Every expression that a kernel evaluates."""
+    single = tuple(e for e in (spec.scale, spec.weight, spec.dropout) if e is not None)
+    named = tuple(e for _, e in spec.softmax.named)
+    return (*spec.masks, *spec.scores, *single, *spec.softmax.args, *named)
+
+
+def spec_facts(spec: AttentionSpec, outer: str | None = None) -> Facts:
+    """Lengths are at least 1, positions lie inside them, tiles hold at least 16, checked divisors are at least 1.
+
+    With `outer` ("q" or "k") the facts of a tile of that side and of an inner tile come in addition.
+    """
+    ranges: dict[str, Range] = dict.fromkeys(("b", "h", "h_kv", "row", "k"), (0, None))
+    ranges |= dict.fromkeys(("b_len", "h_len", "q_len", "k_len"), (1, None))
+    ranges |= dict.fromkeys(spec.free_axes, (0, None))
+    ranges |= {n: (1, None) for n in divisors(spec) if n not in ranges or n in spec.free_axes}
+    above = {"row": ({"q_len": 1}, -1), "k": ({"k_len": 1}, -1), "b": ({"b_len": 1}, -1), "h": ({"h_len": 1}, -1)}
+    below: dict[str, tuple[dict[str, int], int]] = {}
+    if outer is not None:
+        ranges |= dict.fromkeys(("first", "last", "tile", "inner_first", "inner_last", "inner_tile"), (0, None))
+        ranges |= dict.fromkeys(("TILE_Q", "TILE_K"), (16, None))
+        inner = "k" if outer == "q" else "q"
+        for side, begin, end in ((outer, "first", "last"), (inner, "inner_first", "inner_last")):
+            above[end] = ({LENGTHS[AXES[side]]: 1}, -1)
+            above[begin], below[end] = ({end: 1}, 0), {}
+            below[end] = ({begin: 1}, 0)
+    tensors = {p.name: ELEMENT_RANGES[p.element] for p in spec.tensors if p.element in ELEMENT_RANGES}
+    ordered = frozenset(p.name for p in spec.tensors if p.sorted)
+    return Facts(ranges, above, below, tensors, ordered)
+
+
+class Lift:
+    """Reads expressions of one spec into one algebra."""
+
+    def __init__(self, spec: AttentionSpec, algebra: Algebra) -> None:
+        self.spec, self.algebra = spec, algebra
+        self._memo: dict[Expr, Term] = {}
+        row = algebra.var("row")
+        self.q = row if spec.align == "start" else row + algebra.var("k_len") - algebra.var("q_len")
+
+    def mask(self) -> Term:
+        """All masks and-ed; true where there is none."""
+        whole = conjunction(self.spec.masks)
+        return self.algebra.true if whole is None else self(whole)
+
+    def __call__(self, e: Expr) -> Term:
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = self._bool(e) if e.type == "bool" else self._int(e)
+        return found
+
+    def _raw(self, e: Expr) -> Term:
+        """A part that only its numbers are known of; a bool counts 0 or 1."""
+        free = names(e)
+        if "q" in free:
+            free = (free - {"q"}) | self.q.free
+        return self.algebra.node("raw", (), e, free)
+
+    def _int(self, e: Expr) -> Term:
+        a = self.algebra
+        if isinstance(e, Const):
+            return a.const(int(e.value)) if e.type == "int" else self._raw(e)
+        if isinstance(e, Var):
+            return self._raw(e) if e.type == "float" else self.q if e.name == "q" else a.var(e.name)
+        if isinstance(e, Read):
+            return self._raw(e) if e.type == "float" else a.node("load", tuple(map(self, e.indices)), e.tensor)
+        if e.type == "float" or e.op == "floor":
+            return self._raw(e)
+        if e.op in ("//", "%"):
+            return self._division(e.op, self(e.args[0]), self(e.args[1]))
+        args = [self(x) for x in e.args]
+        if e.op == "where":
+            return a.where(*args)
+        if e.op in ("min", "max"):
+            return (a.least if e.op == "min" else a.most)(*args)
+        if e.op == "abs":
+            return a.absolute(args[0])
+        if e.op == "neg":
+            return -args[0]
+        if e.op in ("+", "-"):
+            return args[0] + args[1] if e.op == "+" else args[0] - args[1]
+        return args[0] * args[1] if e.op == "*" else self._raw(e)
+
+    def _division(self, op: str, x: Term, n: Term) -> Term:
+        """A divisor below 1 (an element of a tensor, an expression) gives 0."""
+        a = self.algebra
+        make = a.quotient if op == "//" else a.remainder
+        valid = n.ge(1)
+        return a.where(valid, make(x, a.most(n, 1)), 0) if valid is not a.false else a.const(0)
+
+    def _bool(self, e: Expr) -> Term:
+        a = self.algebra
+        if isinstance(e, Const):
+            return a.bool(bool(e.value))
+        if isinstance(e, Read):
+            return a.node("load", tuple(map(self, e.indices)), e.tensor).ge(1)
+        if not isinstance(e, Op):
+            return self._raw(e).ge(1)
+        if e.op in ("and", "or"):
+            return (a.all if e.op == "and" else a.any)(tuple(map(self, e.args)))
+        if e.op == "not":
+            return ~self(e.args[0])
+        if e.op == "where":
+            return a.where(*map(self, e.args))
+        if e.op in COMPARISON and e.args[0].type == "bool":
+            x, y = map(self, e.args)
+            same = (x & y) | (~x & ~y)
+            return same if e.op == "==" else ~same
+        if e.op in COMPARISON and e.args[0].type == e.args[1].type == "int":
+            x, y = map(self, e.args)
+            return _compare(e.op, x, y)
+        return self._raw(e).ge(1)
+
+
+def _compare(op: str, x: Term, y: Term) -> Term:
+    if op in ("<", "<="):
+        return x.lt(y) if op == "<" else x.le(y)
+    if op in (">", ">="):
+        return y.lt(x) if op == ">" else y.le(x)
+    return x.eq(y) if op == "==" else x.home.ne0(x - y)
+
+
+def nonnegative(e: Expr, spec: AttentionSpec, lets: tuple[tuple[str, Expr], ...] = ()) -> bool:
+    """Is the int expression proved to be at least 0? True is a proof for every call; False means unknown.
+
+    Names of `lets` (those of Visits) stand for their values; `first`, `last` and `tile` may belong to a tile of either side.
+    """
+    for outer in ("q", "k"):
+        lift = Lift(spec, Algebra(spec_facts(spec, outer)))
+        known = {name: lift(value) for name, value in lets}
+        low = numeric(_put(lift(e), known))[0]
+        if low is None or low < 0:
+            return False
+    return True
+
+
+def _put(e: Term, values: Mapping[str, Term]) -> Term:
+    """Terms in place of variables; raw parts keep theirs."""
+    if not e.free & values.keys():
+        return e
+    if e.op == "var":
+        return values[e.val]
+    return rebuild(e, tuple(_put(a, values) for a in e.args))
+
+
+def plain_q(spec: AttentionSpec, e: Expr) -> Expr:
+    """`q` written out as the row it is, so that nothing but `row` and `k` moves."""
+    row = Var("row", "int")
+    if spec.align == "start":
+        q: Expr = row
+    else:
+        q = Op("+", (row, Op("-", (Var("k_len", "int"), Var("q_len", "int")), "int")), "int")
+    return rewrite(e, lambda n: q if isinstance(n, Var) and n.name == "q" else None)

@@ -1,0 +1,284 @@
+"""Which inner tiles an outer tile visits, in closed form, from any mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from attncc.analysis.emit import Emitter
+from attncc.analysis.interval import Domain, Unbounded, reads, residue
+from attncc.analysis.lift import AXES, LENGTHS, Lift, spec_facts
+from attncc.analysis.normal import Clause, Solver, merged
+from attncc.analysis.segments import Ranges, fuse, hull, longest, subtract, union
+from attncc.analysis.terms import Algebra, Term, sure_le
+from attncc.ir import AttentionSpec, Expr, Segment, Visits
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions low <= x < stop, both at least 0; only where `ok`."""
+
+    low: Term
+    stop: Term
+    ok: Term
+    exact: bool = True  # not narrowed by conditions on the outer tile
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One tile of the outer side, in terms."""
+
+    algebra: Algebra
+    domain: Domain
+    y: str  # the position of the outer side
+    x: str  # the position of the inner side
+    size: Term  # of an inner tile
+
+    @property
+    def length(self) -> Term:
+        return self.algebra.var(LENGTHS[self.x])
+
+
+def frame(spec: AttentionSpec, outer: str, use_tables: bool) -> Frame:
+    algebra = Algebra(spec_facts(spec, outer))
+    inner = "k" if outer == "q" else "q"
+    y, x = AXES[outer], AXES[inner]
+    v = algebra.var
+    bounds = {y: (v("first"), v("last")), x: (v("inner_first"), v("inner_last"))}
+    domain = Domain(algebra, bounds, {y: v("tile"), x: v("inner_tile")}, {}, use_tables)
+    return Frame(algebra, domain, y, x, v("TILE_K" if inner == "k" else "TILE_Q"))
+
+
+def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: bool = False, ranges: int = 2) -> Visits:
+    """The inner tiles that a tile of the `outer` side ("q" or "k") visits.
+
+    The tile is given by `first`, `last` (inclusive positions on its own axis: `row` numbers or keys, `last` clipped to the length)
+    and `tile`, its number. `tables` allows summaries of tensors, made before the kernel; without them, what needs one is visited
+    and masked. `search` allows Op("search", (Read(T, (.., x)), value)): the first position x with T[.., x] >= value in a
+    tensor declared sorted, the axis' length where there is none. At most `ranges` ranges that hold something and as many full ones.
+    """
+    f = frame(spec, outer, tables)
+    mask = Lift(spec, f.algebra).mask()
+    solver = Solver(f.x, search)
+    clauses = merged(solver.clauses(mask), f.x)
+    spans = [(_may(c, f), _must(c, f)) for c in clauses]
+    emitter = Emitter(spec, _folds(spec, f))
+    spans = [s for s in spans if s[0].ok is not f.algebra.false]
+    simple = _in_order([_tiles(*s, f) for s in spans], spans) if 1 <= len(spans) <= ranges else None
+    if simple is not None:
+        (masked, full), widened = _segments(simple, emitter), False
+    else:
+        masked, full, widened = _many_ranges(spans, f, emitter, ranges)
+    opaque = _words(solver, clauses, emitter)
+    may, must = _classes(f, mask, clauses, emitter, widened or solver.overflow)
+    return Visits(
+        outer, tuple(emitter.lets.items()), masked, full, may, must, tuple(emitter.summaries.values()), opaque
+    )
+
+
+def _folds(spec: AttentionSpec, f: Frame) -> list[tuple[str, Term]]:
+    """Names of the tile's ends on the other axis: end alignment sets q = row + k_len - q_len."""
+    if spec.align == "start":
+        return []
+    v = f.algebra.var
+    shift = v("k_len") - v("q_len")
+    if f.y == "row":
+        return [("q_low", v("first") + shift), ("q_high", v("last") + shift)]
+    return [("row_low", v("first") - shift), ("row_high", v("last") - shift)]
+
+
+def _narrowed(c: Clause, f: Frame) -> tuple[Domain, list[Term], Term]:
+    """The part of the outer tile that the clause's conditions leave, the conditions left over, and whether any part is left."""
+    home = f.algebra
+    first, last = low, high = f.domain.bounds[f.y]
+    left = []
+    for g in sorted(c.conditions, key=lambda e: e.id):
+        solved = Solver(f.y).clauses(g) if f.y in g.free else []
+        if len(solved) == 1 and not solved[0].opaque and not solved[0].conditions:
+            low = home.most(low, *solved[0].lower)
+            high = home.least(high, *solved[0].upper)
+        else:
+            left.append(g)
+    if low is first and high is last:
+        return f.domain, left, home.true
+    return f.domain.narrow(f.y, low, high), left, low.le(high)
+
+
+def _may(c: Clause, f: Frame) -> Span:
+    """No pair of the tile that the clause keeps lies outside."""
+    home = f.algebra
+    domain, left, ok = _narrowed(c, f)
+    ok = home.all([ok, *(domain.holds(g)[1] for g in left)])
+    low, stop = home.const(0), f.length
+    exact = domain is f.domain
+    for bound in _ordered(c.lower):
+        kept = _where_kept(c, bound, f, f.length)
+        exact &= kept is bound
+        with suppress(Unbounded):
+            low = home.most(low, domain.extremes(kept)[0])
+    for bound in _ordered(c.upper):
+        kept = _where_kept(c, bound, f, home.const(-1))
+        exact &= kept is bound
+        with suppress(Unbounded):
+            stop = home.least(stop, domain.extremes(kept)[1] + 1)
+    return Span(low, home.most(0, stop), ok, exact)
+
+
+def _ordered(group: frozenset[Term]) -> list[Term]:
+    return sorted(group, key=lambda e: e.id)
+
+
+def _where_kept(c: Clause, bound: Term, f: Frame, otherwise: Term) -> Term:
+    """A row that fails a condition on data must not widen the range: its bound is put out of reach."""
+    data = [g for g in c.conditions if f.y in g.free and reads(g, frozenset((f.y,)))]
+    if not data or not f.domain.use_tables or not reads(bound, frozenset((f.y,))):
+        return bound
+    return f.algebra.where(f.algebra.all(data), bound, otherwise)
+
+
+def _must(c: Clause, f: Frame) -> Span:
+    """Every pair of the tile inside is kept by the clause."""
+    home, domain = f.algebra, f.domain
+    ok = home.all([domain.holds(g)[0] for g in _ordered(c.conditions)])
+    if c.opaque:
+        ok = home.false
+    low, stop = home.const(0), f.length
+    try:
+        for bound in _ordered(c.lower):
+            low = home.most(low, domain.extremes(bound)[1])
+        for bound in _ordered(c.upper):
+            stop = home.least(stop, domain.extremes(bound)[0] + 1)
+    except Unbounded:
+        ok = home.false
+    return Span(low, home.most(0, stop), ok)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """begin <= full_begin <= full_end <= end (or all of it empty): tiles before and behind the full ones are masked."""
+
+    begin: Term
+    end: Term
+    full_begin: Term
+    full_end: Term
+
+
+def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
+    """A span rounded outward, and its full part inward.
+
+    The full part lies inside by itself, but where it is empty: then its place is anywhere, and is put inside.
+    """
+    home, t = f.algebra, f.size
+    begin = may.low // t
+    end = home.where(may.ok, home.ceiling(may.stop, t), 0)
+    if must.ok is home.false:
+        return Tiles(begin, end, end, end)
+    full_begin = home.ceiling(must.low, t)
+    if full_begin is not begin:
+        full_begin = home.least(full_begin if may.exact else home.most(full_begin, begin), end)
+    return Tiles(begin, end, full_begin, home.most(home.where(must.ok, must.stop // t, 0), full_begin))
+
+
+def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    masked, full = [], []
+    for i, r in enumerate(tiles):
+        tail = f"_{i + 1}" if i else ""
+        begin, end = emitter.name("begin" + tail, r.begin), emitter.name("end" + tail, r.end)
+        if r.full_begin is r.full_end:
+            masked.append(Segment(begin, end))
+            continue
+        full_begin = emitter.name("full_begin" + tail, r.full_begin)
+        full_end = emitter.name("full_end" + tail, r.full_end)
+        full.append(Segment(full_begin, full_end))
+        masked += [Segment(*s) for s in ((begin, full_begin), (full_end, end)) if s[0] != s[1]]
+    return tuple(masked), tuple(full)
+
+
+def _in_order(tiles: list[Tiles], spans: list[tuple[Span, Span]]) -> list[Tiles] | None:
+    """Two ranges of which one is sure to begin and to end first: the first gives way where they meet."""
+    if len(tiles) == 1:
+        return tiles
+    if len(tiles) != 2 or any(may.ok.op != "bool" for may, _ in spans):
+        return None
+    a, b = tiles
+    if not (sure_le(a.begin, b.begin) and sure_le(a.end, b.end)):
+        a, b = b, a
+    if not (sure_le(a.begin, b.begin) and sure_le(a.end, b.end)):
+        return None
+    home = a.begin.home
+    end = home.least(a.end, b.begin)
+    if a.full_begin is a.full_end:
+        return [Tiles(a.begin, end, end, end), b]
+    full_begin = home.least(a.full_begin, end)
+    return [Tiles(a.begin, end, full_begin, home.most(home.least(a.full_end, end), full_begin)), b]
+
+
+def _many_ranges(
+    spans: list[tuple[Span, Span]], f: Frame, emitter: Emitter, most: int
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...], bool]:
+    """Clauses joined: ranges in order and disjoint, the full ones taken out; and whether a gap was filled in."""
+    home, t = f.algebra, f.size
+    parts: Ranges = []
+    whole: Ranges = []
+    for may, must in spans:
+        ok = may.ok & may.low.lt(may.stop)
+        if ok is not home.false:
+            parts.append((home.where(ok, may.low // t, 0), home.where(ok, home.ceiling(may.stop, t), 0)))
+        ok = must.ok & must.low.lt(must.stop)
+        if ok is not home.false:
+            whole.append((home.where(ok, must.low, 0), home.where(ok, must.stop, 0)))
+    if not parts:
+        return (), (), False
+    kept, widened = hull(union(parts), most, home.ceiling(f.length, t))
+    full = _full_ranges(whole, f, most) if whole else []
+    masked = subtract(kept, full) if full else kept
+    everything = masked + full
+    emitter.share([e for r in everything for e in r])
+    segments = []
+    for i, (a, b) in enumerate(everything):
+        kind, n = ("", i) if i < len(masked) else ("full_", i - len(masked))
+        number = f"_{n + 1}" if n else ""
+        segments.append(Segment(emitter.name(f"{kind}begin{number}", a), emitter.name(f"{kind}end{number}", b)))
+    return tuple(segments[: len(masked)]), tuple(segments[len(masked) :]), widened
+
+
+def _full_ranges(whole: Ranges, f: Frame, most: int) -> Ranges:
+    """Rounded inward to tiles after joining; the ragged last tile counts only where it ends at the length."""
+    home, t = f.algebra, f.size
+    tiles = [(home.ceiling(a, t), b // t) for a, b in fuse(whole)]
+    tiles = [(a, home.most(a, b)) for a, b in tiles]
+    apart = [(a if i == 0 else home.most(a, tiles[i - 1][1]), b) for i, (a, b) in enumerate(tiles)]
+    return longest(apart, most)
+
+
+def _hopeless(o: Term) -> bool:
+    """A residue test whose period no tile can be shorter than: it would never skip one."""
+    split = residue(o, lambda t: bool(t.on))
+    if split is None:
+        return False
+    inner, n, _, _ = split
+    moving = {t: c for t, c in inner.affine[0].items() if t.on}
+    return (
+        o.op == "eq0"
+        and n.op == "const"
+        and n.val <= 16
+        and all(t.op == "var" and abs(c) == 1 for t, c in moving.items())
+    )
+
+
+def _classes(
+    f: Frame, mask: Term, clauses: list[Clause], emitter: Emitter, wide: bool
+) -> tuple[Expr | None, Expr | None]:
+    """Tests for one inner tile, where ranges alone are loose."""
+    if not (wide or any(not _hopeless(o) for c in clauses for o in c.opaque)):
+        return None, None
+    must, may = f.domain.holds(mask)
+    must = must & (f.algebra.var("inner_first") + f.size).le(f.length)
+    no_may = may is f.algebra.true
+    no_must = must is f.algebra.false
+    return None if no_may else emitter(may), None if no_must else emitter(must)
+
+
+def _words(solver: Solver, clauses: list[Clause], emitter: Emitter) -> tuple[str, ...]:
+    return ()
