@@ -14,3 +14,8 @@ def test_a_spec_of_the_library_is_read_without_a_word(path):
     assert [w.render(read(path), path) for w in parsed.warnings] == []
     frontend.refuse_unbuilt(parsed)
     assert path == f"specs/{parsed.spec.name}.attn"
+
+
+@pytest.mark.parametrize("path", SPECS)
+def test_a_spec_of_the_library_is_in_canonical_form(path):
+    assert frontend.format_text(read(path)) == read(path)
