@@ -38,9 +38,9 @@ class Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if near and fault.message.startswith("No such command"):
-                fault.message = f"No such command {args[0]!r}. Did you mean {near[0]!r}?"
-            raise
+            if near and self.get_command(ctx, args[0]) is None:
+                raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx) from None
+            raise fault
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -102,20 +102,16 @@ def build(request: Request, cache: Cache, stage: Stage = silent, tools: Toolchai
     stage("planning")
     planned = plan(request)
     entry = kernel(planned, cache, tools, stage=stage)
-    listing = {
-        "name": planned.spec.name,
-        "kernels": [{"digest": entry.digest, "target": planned.target.name, "pass": FORWARD}],
-        "warnings": [asdict(d) for d in warnings(planned)],
-    }
+    line = {"digest": entry.digest, "target": planned.target.name, "pass": FORWARD}
+    found = warnings(planned)
+    listing = {"name": planned.spec.name, "kernels": [line], "warnings": [asdict(d) for d in found]}
     cache.get_or_build(key, partial(_write_json, RESULT, listing))
-    return Built(planned.spec.name, (_listed(entry, listing["kernels"][0]),), warnings(planned))
+    return Built(planned.spec.name, (_listed(entry, line),), found)
 
 
 def warnings(planned: Planned) -> tuple[Diagnostic, ...]:
-    """What the text gives reason to warn of, and what the proofs about its mask do."""
-    from attncc import analysis
-
-    return (*planned.parsed.warnings, *analysis.prove(planned.spec).warnings)
+    """What the text gives reason to warn of."""
+    return planned.parsed.warnings
 
 
 def plan(request: Request) -> Planned:
@@ -221,8 +217,8 @@ def split_values(spec: AttentionSpec, given: Mapping[str, Number]) -> tuple[dict
     for name, value in given.items():
         if name not in kinds:
             raise RequestError(_no_such(spec, name, sorted(kinds)))
-        if kinds[name] == "int" and (isinstance(value, (float, bool))):
-            raise RequestError(f"{name} is an int of {spec.name}: {value!r} is none")
+        if isinstance(value, bool) or (kinds[name] == "int" and isinstance(value, float)):
+            raise RequestError(f"{name} is of type {kinds[name]} in {spec.name}, and {value!r} is not")
     consts = {p.name: given.get(p.name, p.default) for p in spec.consts}
     missing = [name for name, value in consts.items() if value is None]
     if missing:

@@ -66,10 +66,10 @@ def _build_all(requests: list[Request]) -> list[tuple[Built, Request]]:
                 raise
             except AttnError as fault:
                 faults.setdefault(str(fault), fault)
-    *others, last = faults.values() or [None]
-    for fault in others:
-        tell(str(fault))
-    if last is not None:
+    if faults:
+        *others, last = faults.values()
+        for other in others:
+            tell(str(other))
         raise last
     return made
 
