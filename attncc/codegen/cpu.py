@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, parameter_names, prepared
@@ -35,6 +35,7 @@ class CpuView:
     programs: str
     align: str
     position: str
+    uses: frozenset[str]  # built-in names that the lines read
     scale: str
     is_masked: str
     call: list[str]  # once in a call
@@ -56,10 +57,10 @@ class CpuView:
 
 
 def render_cpu(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str = "") -> str:
-    """The file's text: `forward(q, k, v, *, parameters) -> (out, lse)`, keywords by `parameter_names(spec)`.
+    """The file's text: `forward(q, k, v, parameters in the spec's order) -> (out, lse)`.
 
-    `spec` has its consts bound; `visits` is analysis.visits(spec, "q"); `text` is the spec as written. Equal arguments give
-    equal bytes.
+    `spec` has its consts bound; `visits` is analysis.visits(spec, "q"); `text` is the spec as written.
+    Equal arguments give equal bytes.
     """
     return environment().get_template(FORWARD).render(view=view_of(spec, visits, plan, text))
 
@@ -78,11 +79,12 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     return CpuView(
         comment=_comment(spec, plan, text),
         helpers=[h for h in HELPER_ORDER if h in helpers],
-        signature=", ".join(["q", "k", "v", *(["*"] if spec.params else []), *_keywords(spec, spelled)]),
+        signature=", ".join(["q", "k", "v", *(spelled[p.name] for p in spec.params)]),
         arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
         programs=ranges.programs,
         align=spec.align,
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
+        uses=_uses(spec),
         scale=scale,
         is_masked=ranges.is_masked,
         call=[*_free_axes(spec, spelled), *ranges.summaries],
@@ -104,20 +106,23 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     )
 
 
+def _uses(spec: AttentionSpec) -> frozenset[str]:
+    found = {n for e in expressions(spec) for n in names(e)}
+    more = {"h": {"h_kv"} & found, "row": {"q"} & found}
+    return frozenset(found | {n for n, because in more.items() if because})
+
+
 def _comment(spec: AttentionSpec, plan: KernelPlan, text: str) -> list[str]:
     """The spec as a comment. Whatever it holds stays inside: no line end and no control character gets through."""
     lines = [re.sub(r"[^\t\x20-\x7e\xa1-\u2027\u202a-\ud7ff]", "?", t).rstrip() for t in text.strip().splitlines()]
+    coding = any(re.search(r"coding[:=]", t) for t in lines[:2])  # Python would take it for the file's encoding
     return [
+        *(["# -*- coding: utf-8 -*-"] if coding else []),
         *(f"# {t}".rstrip() for t in lines),
         *(["#"] if lines else []),
         f"# forward · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores at a time",
         f"# made by: attncc build {spec.name}.attn --target cpu          checked by: python {spec.name}_forward_cpu.py",
     ]
-
-
-def _keywords(spec: AttentionSpec, spelled: Mapping[str, str]) -> Iterable[str]:
-    for p in spec.params:
-        yield spelled[p.name] if p.default is None else f"{spelled[p.name]}={p.default!r}"
 
 
 def _free_axes(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:

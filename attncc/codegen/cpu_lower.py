@@ -26,7 +26,7 @@ from attncc.ir import (
     tensors,
 )
 
-FORWARD, HELPERS, SELFCHECK = "cpu_forward.py.jinja", "cpu_helpers.py.jinja", "cpu_selfcheck.py.jinja"
+FORWARD, HELPERS, SELFCHECK = "cpu/forward.py.jinja", "cpu/helpers.jinja", "cpu/selfcheck.jinja"
 TILES = replace(TORCH, forms={**TORCH.forms, "float": Form("real({0}, dtype)", helper="real")})
 BUILT_IN = {"b_len": "B", "h_len": "H"}  # the other built-in names are spelled as they are
 LENGTHS = ("b_len", "h_len", "q_len", "k_len")
@@ -68,7 +68,7 @@ def is_tensor(e: Expr) -> bool:
 
 
 def of_dtype(e: Expr) -> bool:
-    """Whether a float `e` is for certain a tensor of the products' own type; a 0-d float64 beside it changes nothing."""
+    """Whether a float `e` is for certain a tensor of the products' type; a 0-d float64 beside it changes nothing."""
     if isinstance(e, (Const, Var)):
         return e == Var("s", "float")
     if isinstance(e, Read):
@@ -113,10 +113,10 @@ class CpuLowering:
             self.program.append("h_kv = h // group")
 
     def _positive(self, e: Expr) -> bool:
-        """Constants, lengths, and parameters as they are: the call refuses a parameter below 1 that divides."""
+        """Constants, and names as they are: the call refuses one below 1 that divides; there may be no keys."""
         if isinstance(e, Const):
             return e.value >= 1
-        return isinstance(e, Var) and (e.name in LENGTHS or any(e.name == p.name for p in self.spec.scalars))
+        return isinstance(e, Var) and e.name not in (*BUILTINS.keys() - {"b_len", "h_len", "q_len"},)
 
     def text(self, e: Expr, lines: list[str], binds: int = ANY) -> str:
         """The text of `e`; values that it needs first are put into `lines`, or further out where they can be."""

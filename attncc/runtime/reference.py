@@ -1,7 +1,7 @@
 """The float64 reference: a spec evaluated densely, straight from its expressions.
 
-It is what every generated program is measured against, so it shares nothing with the code printer: a small evaluator
-over torch int64, float64 and bool tensors, and the formulas of docs/language.md written out over the whole score matrix.
+Every generated program is measured against it, so it shares nothing with the code printer: a small evaluator over torch
+int64, float64 and bool tensors, and the formulas of docs/language.md written out over the whole score matrix.
 Memory is B * H * Q * K * 8 bytes a few times over: for tests and `check`, not for use.
 """
 
@@ -169,9 +169,9 @@ def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
 def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
 
-    `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already,
-    given in `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) + exp(sink)); a row that
-    sees nothing gives 0, its lse is -inf or the sink.
+    `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already, given in
+    `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
+    exp(sink)); a row that sees nothing gives 0, its lse is -inf or the sink.
     """
     spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
     env = environment(spec, q, k, params)
