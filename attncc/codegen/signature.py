@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attncc.codegen.parts import split
 from attncc.ir import AttentionSpec, KernelPlan, Param
 
 POINTEES = {
@@ -17,7 +18,7 @@ POINTEES = {
 class Argument:
     """One argument: its name in the kernel, its Triton type, and what the launcher passes for it.
 
-    kind: pointer | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that neighbours are
+    kind: pointer | descriptor | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that neighbours are
         loaded together; Triton does that only for arguments without a declared type, which are then 32 bits wide.
     owner: call (q, k, v, lengths) | output | parameter | tile
     """
@@ -33,12 +34,21 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     """`names` gives each parameter's and free axis's name in the kernel."""
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
-    made = [Argument(n.upper(), pointer, "pointer", "call", n) for n in ("q", "k", "v")]
+    made = [Argument("Q", pointer, "pointer", "call", "q")]
+    for name, size in (("k", plan.head_dim), ("v", plan.head_dim_v)):
+        if plan.loads == "descriptor":
+            for part in split(size, ""):
+                block = f"{POINTEES[plan.dtype]}[1,1,{plan.tile_k},{part.size}]"
+                value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), [1, 1, {plan.tile_k}, {part.size}])"
+                made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
+        else:
+            made.append(Argument(name.upper(), pointer, "pointer", "call", name))
     made += [Argument("Out", pointer, "pointer", "output", "out"), Argument("Lse", "*fp32", "pointer", "output", "lse")]
     made += [
         Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
     ]
-    for tensor, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd")):
+    strided = (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"))
+    for tensor, axes in strided if plan.loads == "pointer" else strided[:1]:
         for i, axis in enumerate(axes):
             kind = "last_stride" if axis == "d" else "stride"
             made.append(Argument(f"stride_{tensor}{axis}", "i64", kind, "call", f"{tensor}.stride({i})"))

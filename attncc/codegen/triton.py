@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
+from attncc.codegen import launch
 from attncc.codegen.environment import environment, template_root
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.printer import SUM, TERM
-from attncc.codegen.signature import Argument, arguments
+from attncc.codegen.signature import arguments
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits
 from attncc.ir import names as names_of
 
@@ -42,14 +43,6 @@ class VisitsView:
 
 
 @dataclass(frozen=True)
-class General:
-    """The arguments that the any-stride kernel does not specialise on."""
-
-    values: list[str]
-    pointers: list[str]
-
-
-@dataclass(frozen=True)
 class KernelView:
     """Finished values for templates/triton: names, numbers and printed expressions, no structure."""
 
@@ -63,7 +56,7 @@ class KernelView:
     order: str
     signature: tuple[str, ...]
     jit_options: str
-    general: General
+    general: str
     forward_arguments: str
     free_axes: tuple[tuple[str, str], ...]
     launch: tuple[str, ...]
@@ -76,6 +69,7 @@ class KernelView:
     tile_k: int
     warps: int
     stages: int
+    launch_options: str
     position_open: str
     position_close: str
     dot_options: str
@@ -107,6 +101,11 @@ def render(
     return environment().get_template(f"triton/{plan.algorithm}_forward.py.jinja").render(view=view)
 
 
+def file_name(spec_name: str, plan: KernelPlan) -> str:
+    """`NAME_forward_TARGET.py`, for the kernel that takes any strides where that is another one `..._any_stride.py`."""
+    return f"{spec_name}_forward_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
+
+
 def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
     """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
     sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
@@ -114,13 +113,15 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     if resources is not None:
         spills = f"{resources.spills} spills" if resources.spills else "no spills"
         took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
+    name = file_name(spec.name, plan)
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     return (
         *text.strip().splitlines(), "",
-        f"forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · {plan.dtype}, {sizes}",
-        f"{plan.target}{took}",
-        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing gives 0 and lse -inf.",
-        f"made by: attncc build {spec.name}.attn --target {plan.target}          checked by: python {spec.name}_forward_{plan.target}.py",
+        f"forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
+        f"K and V by {plan.loads}",
+        f"{plan.target}, {plan.dtype}, {sizes}{took}",
+        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing gives 0, lse -inf.",
+        f"made by: attncc build {spec.name}.attn --target {plan.target}     checked by: python {name}",
     )  # fmt: skip
 
 
@@ -151,20 +152,19 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
 
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
-    k_parts, v_parts = (
-        split(plan.head_dim, "d"),
-        split(plan.head_dim_v, "d" if plan.head_dim == plan.head_dim_v else "e"),
-    )
+    k_parts = split(plan.head_dim, "d")
+    v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide = plan.int_bits == 64
     return KernelView(
-        kernel=kernel, banner=tuple(banner), docstring=_docstring(spec, plan),
-        softmax="online", kv="dense", seq="fixed", align=spec.align, order=plan.order,
-        signature=_signature(args), jit_options=_jit_options(args), general=_general(args),
-        forward_arguments=_forward_arguments(spec, names),
-        free_axes=tuple((names[a], _extent(spec, a, names)) for a in spec.free_axes),
-        launch=_launch(args, names), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
+        kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan),
+        softmax="online", kv=plan.loads, seq="fixed", align=spec.align, order=plan.order,
+        signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
+        forward_arguments=launch.forward_arguments(spec, names),
+        free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
+        launch=launch.launch_lines(args, names), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
         k_parts=k_parts, v_parts=v_parts, d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))),
         tile_q=plan.tile_q, tile_k=plan.tile_k, warps=plan.warps, stages=plan.stages,
+        launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "",
         position_open="(" if wide else "", position_close=").to(tl.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
@@ -179,8 +179,7 @@ def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
         return "0.0"
     if spec.softmax.policy != "sink":
         return ""
-    text = lowering.text(spec.softmax.args[0], TERM)
-    return text if "row" not in text else text
+    return lowering.text(spec.softmax.args[0], TERM)
 
 
 def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
@@ -232,81 +231,3 @@ def _walk(
         start = f"{begin} - {steps[i - 1]}" if i else begin
         tile = f"tl.where(step < {steps[i]}, {start}, {tile})" if tile else start
     return Walk("0", steps[-1], f"{tile} + step")
-
-
-def _signature(args: Sequence[Argument]) -> tuple[str, ...]:
-    """Arguments by kind, a line for each kind of line that a reader would write."""
-
-    def text(a: Argument) -> str:
-        if a.kind in ("pointer", "last_stride"):
-            return a.name
-        return f"{a.name}: tl.constexpr" if a.kind == "constexpr" else f'{a.name}: "{a.type}"'
-
-    groups: dict[str, list[str]] = {}
-    for a in args:
-        key = (
-            "pointers"
-            if a.kind == "pointer"
-            else a.name[:8]
-            if a.owner == "call" and "stride" in a.kind
-            else a.kind + a.owner
-        )
-        groups.setdefault(key, []).append(text(a))
-    return tuple(", ".join(g) for g in groups.values())
-
-
-def _jit_options(args: Sequence[Argument]) -> str:
-    """Lengths and parameters never specialise; neither do the addresses and strides of parameters on their alignment."""
-    values = [a.name for a in args if a.kind == "scalar"]
-    alignment = [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"]
-    options = f"do_not_specialize={values}" + (f", do_not_specialize_on_alignment={alignment}" if alignment else "")
-    return f"({options})".replace("'", '"')
-
-
-def _general(args: Sequence[Argument]) -> General:
-    values = [a.name for a in args if a.kind == "scalar" or (a.owner == "call" and "stride" in a.kind)]
-    pointers = [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"]
-    return General(values, [*(a.name for a in args if a.kind == "pointer" and a.owner == "call"), *pointers])
-
-
-def _launch(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[str, ...]:
-    lines: dict[str, list[str]] = {}
-    for a in args:
-        if a.kind == "constexpr":
-            continue
-        value = a.value
-        if a.owner == "parameter":
-            tensor, dot, rest = value.partition(".")
-            value = names[tensor] + dot + rest
-        lines.setdefault(
-            "pointers" if a.kind == "pointer" else "strides" if "stride" in a.kind else "scalars", []
-        ).append(value)
-    return tuple(", ".join(v) + "," for v in lines.values())
-
-
-def _forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
-    parts = ["q", "k", "v"]
-    parts += [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
-    seen_default = False
-    for i, part in enumerate(parts):
-        if "=" in part:
-            seen_default = True
-        elif seen_default:
-            parts[i] = part + "=None"
-    return ", ".join(parts)
-
-
-def _extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
-    for p in spec.tensors:
-        if axis in p.axes:
-            bits = " * 32" if p.element == "bit" and p.axes.index(axis) == len(p.axes) - 1 else ""
-            return f"{names[p.name]}.shape[{p.axes.index(axis)}]{bits}"
-    raise KeyError(axis)
-
-
-def _docstring(spec: AttentionSpec, plan: KernelPlan) -> str:
-    d, dv = plan.head_dim, plan.head_dim_v
-    return (
-        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {plan.dtype} → out [B, H, Q, {dv}] in {plan.dtype}, "
-        "lse [B, H, Q] in float32 (natural log)."
-    )

@@ -149,7 +149,10 @@ class AttentionSpec:
 
     def map(self, change: Any) -> AttentionSpec:
         """Apply `change: Expr -> Expr` to every expression."""
-        maybe = lambda e: None if e is None else change(e)  # noqa: E731
+
+        def maybe(e: Expr | None) -> Expr | None:
+            return None if e is None else change(e)
+
         soft = replace(
             self.softmax,
             args=tuple(map(change, self.softmax.args)),

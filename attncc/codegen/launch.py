@@ -1,0 +1,93 @@
+"""The kernel's argument list as text: in its signature, in Triton's options, and in the call of the launcher."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from attncc.codegen.signature import Argument
+from attncc.ir import AttentionSpec, KernelPlan
+
+WIDTH = 112  # of a line of arguments
+
+
+def _group(a: Argument) -> str:
+    """Arguments that stand on one line."""
+    if a.kind in ("pointer", "descriptor", "constexpr"):
+        return "tiles" if a.kind == "constexpr" else "tensors"
+    if "stride" in a.kind:
+        return a.name[: len("stride_q")] if a.owner == "call" else "strides of parameters"
+    return a.owner
+
+
+def _lines(parts: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Texts by group, a line for each, longer ones wrapped."""
+    groups: dict[str, list[str]] = {}
+    for group, text in parts:
+        groups.setdefault(group, []).append(text.replace(" ", "\0"))
+    wrapped = (textwrap.wrap(", ".join(texts) + ",", WIDTH, break_long_words=False) for texts in groups.values())
+    return tuple(line.replace("\0", " ") for lines in wrapped for line in lines)
+
+
+def signature_lines(args: Sequence[Argument]) -> tuple[str, ...]:
+    def text(a: Argument) -> str:
+        if a.kind in ("pointer", "descriptor", "last_stride"):
+            return a.name
+        return f"{a.name}: tl.constexpr" if a.kind == "constexpr" else f'{a.name}: "{a.type}"'
+
+    return _lines((_group(a), text(a)) for a in args)
+
+
+def launch_lines(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[str, ...]:
+    """What the launcher passes, in order."""
+
+    def value(a: Argument) -> str:
+        if a.owner != "parameter":
+            return a.value
+        name, dot, rest = a.value.partition(".")
+        return names[name] + dot + rest
+
+    return _lines((_group(a), value(a)) for a in args if a.kind != "constexpr")
+
+
+def jit_options(args: Sequence[Argument]) -> str:
+    """Lengths and parameters never specialise; neither do the addresses and strides of parameters on their alignment."""
+    options = {
+        "do_not_specialize": [a.name for a in args if a.kind == "scalar"],
+        "do_not_specialize_on_alignment": [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"],
+    }
+    return ", ".join(f"{name}={_names(listed)}" for name, listed in options.items() if listed)
+
+
+def general(args: Sequence[Argument]) -> str:
+    """The same for tensors of any strides and addresses."""
+    values = [a.name for a in args if a.kind == "scalar" or (a.owner == "call" and "stride" in a.kind)]
+    pointers = [a.name for a in args if a.kind == "pointer" and a.owner != "output"]
+    pointers += [a.name for a in args if a.owner == "parameter" and "stride" in a.kind]
+    return f"do_not_specialize={_names(values)}, do_not_specialize_on_alignment={_names(pointers)}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return str(list(names)).replace("'", '"')
+
+
+def forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
+    """Tensors by position, parameters by name."""
+    params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
+    return ", ".join(["q", "k", "v", *(["*", *params] if params else [])])
+
+
+def extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
+    """The host's expression for the extent of a free axis, from the first tensor that has it."""
+    owner = next(p for p in spec.tensors if axis in p.axes)
+    at = owner.axes.index(axis)
+    bits = " * 32" if owner.element == "bit" and at == len(owner.axes) - 1 else ""
+    return f"{names[owner.name]}.shape[{at}]{bits}"
+
+
+def docstring(plan: KernelPlan) -> str:
+    d, dv, dtype = plan.head_dim, plan.head_dim_v, plan.dtype
+    return (
+        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"
+        "    lse [B, H, Q] in float32 (natural log)."
+    )
