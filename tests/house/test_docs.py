@@ -6,6 +6,7 @@ import pytest
 
 import attncc
 from attncc import frontend
+from attncc.cli import COMMANDS
 from attncc.errors import SpecError
 from attncc.targets import TARGETS
 from tests.house.tree import files, read
@@ -92,6 +93,14 @@ def test_the_pages_name_make_targets_that_exist():
     for page in [p for p in files() if p.endswith(".md")]:
         named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE))
         assert named <= made, f"{page}: {sorted(named - made)}"
+
+
+def test_the_pages_name_each_command():
+    for page in ("README.md", "CHANGELOG.md"):
+        missing = [c for c in COMMANDS if not re.search(rf"(`|attncc ){c}\b", read(page))]
+        assert not missing, f"{page} does not name {missing}"
+    named = set(re.findall(r"(?:^|`)attncc ([a-z]+)", read("README.md"), re.MULTILINE))
+    assert named - {"compiles", "works"} <= set(COMMANDS)
 
 
 def test_what_the_frontend_lists_is_what_there_is():
