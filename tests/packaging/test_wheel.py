@@ -38,17 +38,7 @@ class Installed:
         self.elsewhere.mkdir()
         venv.create(self.folder, with_pip=False, symlinks=True)
         self.bin = self.folder / "bin"
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(self.bin / "python"),
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-        ]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--no-deps", "--no-index"]
         subprocess.run([*pip, str(wheel)], check=True, capture_output=True, text=True)
         (self.site,) = self.folder.glob("lib/python*/site-packages")
         parents = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
@@ -90,9 +80,7 @@ def test_the_wheel_holds_the_sources_the_templates_and_the_specs_and_nothing_els
 def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
     archive = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path / "unpacked", filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(
-            tmp_path / "unpacked"
-        )
+        tar.extractall(tmp_path / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (source,) = (tmp_path / "unpacked").iterdir()
     assert names(build("wheel", source, tmp_path / "wheel")) == names(wheel)
     for path in ("tests/packaging/test_wheel.py", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "specs/README.md"):
@@ -116,3 +104,13 @@ def test_the_installed_package_is_the_wheels(installed):
     assert done.returncode == 0, done.stderr
     where, version = done.stdout.split()
     assert Path(where).is_relative_to(installed.site) and version == attncc.__version__
+
+
+def test_the_installed_command_runs_from_anywhere(installed):
+    for command in (("attncc", "--help"), ("python", "-m", "attncc", "--help")):
+        done = installed.run(*command)
+        assert done.returncode == 0 and "Usage: attncc" in done.stdout, done.stderr
+    assert installed.run("attncc", "--version").stdout.split() == ["attncc", attncc.__version__]
+    packaged = sorted(str(p) for p in (installed.site / "attncc" / "specs").glob("*.attn"))
+    done = installed.run("attncc", "fmt", "--check", *packaged)
+    assert done.returncode == 0, done.stderr
