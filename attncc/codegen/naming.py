@@ -22,8 +22,9 @@ class Names:
 
 
 def reserved(template_text: str) -> frozenset[str]:
-    """Every identifier in a template's text: what a spec's names must keep clear of."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", template_text))
+    """Every identifier in the Python of a template's text: what a spec's names must keep clear of."""
+    text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", template_text, flags=re.DOTALL)
+    return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)))
 
 
 def read_name(tensor: str, variables: Iterable[str]) -> str:

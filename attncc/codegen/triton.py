@@ -13,7 +13,7 @@ from attncc.codegen.environment import environment, template_root
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
-from attncc.codegen.printer import SUM, TERM
+from attncc.codegen.printer import BIT_AND, SUM, TERM
 from attncc.codegen.signature import arguments
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits
 from attncc.ir import names as names_of
@@ -29,16 +29,29 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """Tiles that are classed at run time: where `may` is false a tile is left out, where `must` is true it is whole."""
+
+    begin: str
+    end: str
+    tile: str
+    lines: tuple[str, ...]
+    may: str
+    must: str
+
+
+@dataclass(frozen=True)
 class VisitsView:
     lines: tuple[str, ...]
     bounds: bool  # the lines use the tile's first and last row
-    classes: tuple[str, ...]  # full, masked: those that exist
+    loops: tuple[str, ...]  # full, masked: classes that closed ranges give
     jumps: bool  # several segments are joined: the tile is worked out from the step
     begin: str
     end: str
     tile: str
     masked: Walk | None
     full: Walk | None
+    tested: Tested | None
     remark: str = ""
 
 
@@ -183,7 +196,7 @@ def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
 
 
 def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
-    """The prologue's lines and one loop for each class, its bounds chosen by the class where there are two."""
+    """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
     lowering.names["tile"] = "mine"
     lines: list[str] = []
     before = lowering.take("program")
@@ -197,20 +210,28 @@ def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
         text = scalar(value)
         lowering.names[name] = lowering.fresh.fresh(name)
         lines.append(f"{lowering.names[name]} = {text}")
-    jumps = any(len(s) > 1 for s in (visits.full, visits.masked))
-    walks = {c: _walk(c, segments, scalar, lines, lowering.fresh, jumps) for c, segments in
-             (("full", visits.full), ("masked", visits.masked)) if segments}  # fmt: skip
+    tests = visits.may is not None or visits.must is not None
+    closed = {"full": visits.full, "masked": () if tests else visits.masked}
+    jumps = any(len(s) > 1 for s in closed.values())
+    walks = {c: _walk(c, s, scalar, lines, lowering.fresh, jumps) for c, s in closed.items() if s}
+    tested = None
+    if tests and visits.masked:
+        walk = _walk("masked", visits.masked, scalar, lines, lowering.fresh, len(visits.masked) > 1)
+        may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
+        must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
+        tested = Tested(walk.begin, walk.end, walk.tile, lowering.take("program"), may, must)
     lowering.lines["program"] = list(before)
 
     def either(part: str) -> str:
         texts = [getattr(w, part) for w in walks.values()]
-        return texts[0] if len(set(texts)) == 1 else f"{texts[1]} if masked else {texts[0]}"
+        return "" if not texts else texts[0] if len(set(texts)) == 1 else f"{texts[1]} if masked else {texts[0]}"
 
     used = {n for _, e in visits.lets for n in names_of(e)}
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
+    used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
         tuple(lines), bool(used & {"first", "last"}), tuple(walks), jumps, either("begin"), either("end"), either("tile"),
-        walks.get("masked"), walks.get("full"),
+        walks.get("masked"), walks.get("full"), tested,
     )  # fmt: skip
 
 
