@@ -78,7 +78,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return fault.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _failed("interrupted", INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the second is how click leaves on the first
         _close_stdout()
         return CLOSED_PIPE
     except OSError as fault:

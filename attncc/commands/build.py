@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import click
 
 from attncc.commands.console import Progress, count, progress, say, say_json, table, tell, warn
 from attncc.commands.options import FILE, json_option, request, shape_option, target_option, targets_of, values_of
-from attncc.errors import AttnError, EnvironmentFault
+from attncc.errors import AttnError, EnvironmentFault, SpecError
 from attncc.pipeline import Built, Kernel, Request, build
 
 HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)")
@@ -36,8 +38,7 @@ def command(
         attncc build chunked.attn --set chunk=4096 --shape heads=32,kv_heads=8,head_dim=64 --json
     """
     values, wanted = values_of(assigned), targets_of(targets)
-    requests = [request(path, goal, shape, dtype, values) for path in specs for goal in wanted]
-    made = _build_all(requests)
+    made = _build_all([partial(request, path, goal, shape, dtype, values) for path in specs for goal in wanted])
     files = _destinations(made, out)
     _write(files)
     for built, asked in made:
@@ -50,8 +51,8 @@ def command(
         say(table(HEAD, [row for path, kernel in lines for row in _rows(path, kernel)], numbers=(3, 4, 5, 6)))
 
 
-def _build_all(requests: list[Request]) -> list[tuple[Built, Request]]:
-    """Build each; every spec's faults are shown before the first of them ends the command, and nothing is written."""
+def _build_all(wanted: list[Callable[[], Request]]) -> list[tuple[Built, Request]]:
+    """Build each; the faults of all are shown before the last of them ends the command, and nothing is written."""
     from attncc.runtime.cache import Cache
     from attncc.runtime.keys import toolchain
 
@@ -59,9 +60,10 @@ def _build_all(requests: list[Request]) -> list[tuple[Built, Request]]:
     faults: dict[str, AttnError] = {}
     with progress() as shown:
         cache, tools = Cache(warn=warn, note=shown.note), toolchain()
-        for asked in requests:
+        for ask in wanted:
             try:
-                made.append((build(asked, cache, _numbered(shown, asked), tools), asked))
+                asked = ask()
+                made.append((build(asked, cache, _told(shown, asked), tools), asked))
             except EnvironmentFault:
                 raise
             except AttnError as fault:
@@ -69,12 +71,12 @@ def _build_all(requests: list[Request]) -> list[tuple[Built, Request]]:
     if faults:
         *others, last = faults.values()
         for other in others:
-            tell(str(other))
+            tell(str(other) if isinstance(other, SpecError) else f"attncc: error: {other}")
         raise last
     return made
 
 
-def _numbered(shown: Progress, asked: Request) -> Any:
+def _told(shown: Progress, asked: Request) -> Any:
     return lambda text: shown.stage(f"{asked.filename}, {asked.target}: {text}")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import click
 import numpy as np
 
-from attncc.errors import AttnError, EnvironmentFault
+from attncc.errors import EnvironmentFault
+from attncc.pipeline import RequestError
 
 Array = np.ndarray[Any, Any]
 Keep = Callable[[Array, Array], Array]  # rows [R], keys [C] -> bool [R, C]
@@ -75,9 +76,9 @@ class Survey:
 def windows(
     rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int], tile: tuple[int, int], room: tuple[int, int]
 ) -> tuple[Window, Window]:
-    """Cells of powers of two so that `room` (lines, columns) holds the ranges. Raises AttnError for too much."""
+    """Cells of powers of two so that `room` (lines, columns) holds the ranges. Raises RequestError for too much."""
     if (rows[1] - rows[0]) * (keys[1] - keys[0]) > MOST:
-        raise AttnError(
+        raise RequestError(
             f"a picture holds at most {MOST:,} pairs: zoom in with --rows and --keys, or give a smaller --shape"
         )
     made = []
@@ -163,7 +164,7 @@ def draw(found: Survey, looks: dict[str, str] = LOOKS) -> list[str]:
 def _marks(window: Window) -> list[tuple[int | None, int | None]]:
     """What an axis shows, in order: (number of a cell, its label where it has one), or (None, None) for a grid line."""
     marks: list[tuple[int | None, int | None]] = []
-    labelled = max(window.tile, 4 * window.cell)
+    labelled = window.tile if window.tile > window.cell else 4 * window.cell
     for i, start in enumerate(map(int, window.starts(window.cell))):
         if start + window.cell <= window.begin or start >= window.end:
             continue  # only in `whole`

@@ -1,0 +1,180 @@
+"""The program as a whole: statuses, help, hostile arguments, pipes, signals, colours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attncc.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = ("build", "show", "fmt", "cache")
+LATER = ("explain", "check", "tune", "bench", "export")
+
+
+def start(args, **options):
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    return subprocess.Popen(
+        [sys.executable, "-m", "attncc", *args], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+
+
+def test_help_names_every_command(program):
+    found = program("--help")
+    assert found.status == 0 and not found.err
+    assert all(f"\n  {name} " in found.out for name in COMMANDS)
+    assert set(COMMANDS) == {*BUILT, *LATER}
+    for number in ("0 done", "1 the spec", "2 the command line", "3 no plan", "4 a check", "5 the environment"):
+        assert number in " ".join(found.out.split())
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_help_of_each_command_has_an_example(program, name):
+    found = program(name, "--help")
+    assert found.status == 0 and f"    attncc {name} " in found.out
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_is_not_built_yet_is_refused(program, name):
+    found = program(name, "causal.attn", "--shape", "x", "--plot", "y")
+    assert found.status == 1 and not found.out
+    assert f"`attncc {name}` is not built yet" in found.err
+    assert "ot built yet" in program(name, "--help").out
+
+
+def test_version(program):
+    import attncc
+
+    assert program("--version").out == f"attncc {attncc.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "Usage"),
+        (["buidl"], "Did you mean 'build'?"),
+        (["build"], "Missing argument"),
+        (["build", "nix.attn"], "does not exist"),
+        (["build", "."], "is a directory"),
+        (["build", "causal.attn", "--frobnicate"], "No such option"),
+        (["build", "causal.attn", "--target", "sm_91"], "unknown target 'sm_91'; there are: cpu, sm_80"),
+        (["build", "causal.attn", "--target", "../../x"], "unknown target"),
+        (["build", "causal.attn", "--dtype", "f8"], "'f8' is not one of"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads"], "a size is a whole number"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=0"], "a size is a whole number"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=-1"], "a size is a whole number"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=9" + "9" * 5000], "a size is a whole number"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=9999999999"], "sizes are from 1 to"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=²"], "a size is a whole number"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "head=3"], "the sizes are batch, heads"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=3,heads=3"], "heads is given twice"),
+        (["build", "causal.attn", "--target", "cpu", "--shape", "heads=6,kv_heads=4"], "not a multiple of kv_heads=4"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "window"], "as name=value"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "a b=1"], "as name=value"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=__import__('os')"], "a value is a number"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=1e999"], "a value is a number"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=" + "(" * 9000], "a value is a number"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=" + "9" * 5000], "a value is a number"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=1"], "no scalar parameter 'w'"),
+        (["build", "causal.attn", "--target", "cpu", "--set", "w=1", "--set", "w=2"], "gives w twice"),
+        (["build", "causal.attn", "--target", "cpu", "--out", "causal.attn"], "is a file"),
+        (["cache"], "Usage"),
+        (["cache", "burn"], "No such command"),
+        (["fmt"], "Missing argument"),
+        (["show", "causal.attn", "--rows", "1"], "a range as"),
+        (["show", "causal.attn", "--rows", "9:3"], "nothing between"),
+        (["show", "causal.attn", "--tile", "100,64"], "two powers of two"),
+        (["show", "causal.attn", "--batch", "1"], "there are 1"),
+        (["show", "causal.attn", "--head", "-1"], "not in the range"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_exits_2(program, args, said):
+    found = program(*args)
+    assert found.status == 2, found.err
+    assert said in found.err and "Traceback" not in found.err
+    assert os.listdir() == ["causal.attn"]
+
+
+@pytest.mark.parametrize("command", ["build", "show", "fmt"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "E201"),
+        (b"attention caf\xe9 {}", "x.attn:1:14: error E101: byte 0xe9"),
+        (b"\xff\xfe", "x.attn:1:1: error E101: byte 0xff"),
+        (b"attention a {\n  mask kk <= q\n  softmax sink(z)\n}", "x.attn:2:8: error E301"),
+        (b"\0" * 100, "x.attn:1:1: error"),
+        (b"attention a { mask " + b"(" * 30_000, "x.attn:1:"),
+        (b"# " + b"x" * 100_000, "error E107"),
+    ],
+    ids=["empty", "latin1", "utf16", "two faults", "nul", "deep", "long"],
+)
+def test_a_wrong_spec_exits_1_and_writes_nothing(program, command, data, said):
+    Path("x.attn").write_bytes(data)
+    extra = ["--target", "cpu"] if command != "fmt" else []
+    found = program(command, "x.attn", *extra)
+    assert found.status == 1 and not found.out, found
+    assert said in found.err and "Traceback" not in found.err
+    assert sorted(os.listdir()) == ["causal.attn", "x.attn"] and Path("x.attn").read_bytes() == data
+
+
+def test_an_endless_file_is_refused(program):
+    found = program("build", "/dev/zero", "--target", "cpu")
+    assert found.status == 1 and "E107" in found.err
+
+
+def test_names_that_are_no_text_are_shown_escaped(program):
+    name = os.fsdecode(b"caf\xe9.attn")
+    Path(name).write_text("attention a {")
+    found = program("build", name, "--target", "cpu")
+    assert found.status == 1 and "caf" in found.err
+
+
+def test_an_unsafe_cache_exits_5_and_says_what_mends_it(program, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    for args in (("build", "causal.attn", "--target", "cpu"), ("cache", "list")):
+        found = program(*args)
+        assert found.status == 5 and f"chmod go-w {tmp_path / 'cache'}" in found.err
+    assert os.listdir() == ["causal.attn"]
+
+
+def test_a_closed_pipe_ends_it_quietly(tmp_path):
+    (tmp_path / "causal.attn").write_text("attention causal { mask k <= q }")
+    process = start(["show", "causal.attn", "--target", "cpu"], cwd=tmp_path)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 141 and err == b""
+
+
+def test_an_interrupt_ends_it_in_a_line(tmp_path):
+    process = start(["build", "-", "--target", "cpu"], cwd=tmp_path, stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while b"\0-" not in (line := Path(f"/proc/{process.pid}/cmdline").read_bytes()):
+        assert time.monotonic() < deadline, line
+    time.sleep(1.0)  # the program waits for its input by now; before that an interrupt is Python's own affair
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == b""
+    assert b"interrupted" in err and b"Traceback" not in err
+
+
+def test_no_colours_in_a_pipe(tmp_path):
+    (tmp_path / "causal.attn").write_text("attention causal { mask k <= q }")
+    process = start(["show", "causal.attn", "--target", "cpu"], cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert b"\x1b" not in out and b"\x1b" not in err
+    assert b"#" in out and out.isascii()
+
+
+def test_it_is_the_same_program_as_a_module(tmp_path):
+    process = start(["--version"], cwd=tmp_path)
+    assert process.communicate(timeout=60)[0].startswith(b"attncc ") and process.returncode == 0
