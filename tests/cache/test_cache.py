@@ -107,11 +107,13 @@ def _into_folder(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize("name", ["causal.py", "resources.json", "manifest.json"])
-@pytest.mark.parametrize("damage", [_truncate, _empty, _flip, _grow, _remove, _into_folder])
+FILES = ("causal.py", "resources.json", "manifest.json")
+DAMAGES = [(name, damage) for name in FILES for damage in (_truncate, _empty, _flip, _grow, _remove, _into_folder)]
+HARMLESS = [("manifest.json", _truncate), ("manifest.json", _grow)]  # white space at the end of a manifest says nothing
+
+
+@pytest.mark.parametrize(("name", "damage"), [d for d in DAMAGES if d not in HARMLESS])
 def test_a_broken_file_is_a_miss_and_is_mended(cache, name, damage):
-    if name == "manifest.json" and damage in (_truncate, _grow):
-        pytest.skip("white space at the end of a manifest says nothing")
     entry = cache.get_or_build(KEY, write())
     damage(entry.path / name)
     assert cache.get(KEY) is None
