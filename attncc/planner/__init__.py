@@ -1,7 +1,7 @@
 """How it is computed: what fits a target, what a plan costs, which plan to take."""
 
+from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.model import Prediction, predict
-from attncc.planner.search import Choice, choose
+from attncc.planner.search import Choice, any_stride, choose, class_of
 
-__all__ = ["Choice", "Prediction", "Violation", "choose", "predict", "violations"]
+__all__ = ["Choice", "Costs", "Violation", "any_stride", "choose", "class_of", "closed_forms", "costs", "violations"]

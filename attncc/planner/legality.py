@@ -17,7 +17,7 @@ MAX_STAGES = 8
 class Violation:
     """One limit that a plan breaks: what it needs, what the target allows, and a sentence with both."""
 
-    limit: str  # shared_bytes registers threads head_dim tile_q tile_k stages warps dtype algorithm loop
+    limit: str  # shared_bytes, registers, threads, or a field of KernelPlan
     value: int | str
     allowed: int | str
     sentence: str
@@ -43,16 +43,24 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     for limit, value, known in (
         ("algorithm", plan.algorithm, ("fa2",)),
         ("loop", plan.loop, ("q_outer",)),
-        ("dtype", plan.dtype, tuple(shared_memory.ELEMENT_BYTES)),
+        ("dtype", plan.dtype, _dtypes(target)),
         ("products", plan.products, ("ieee", "tf32")),
+        ("loads", plan.loads, ("pointer", "descriptor")),
         ("target", plan.target, (target.name,)),
     ):
         if value not in known:
             allowed = ", ".join(known)
             found.append(Violation(limit, value, allowed, f"{limit} {value} is not among what is built: {allowed}"))
+    if plan.loads == "descriptor" and not target.caps.has_tma:
+        found.append(Violation("loads", "descriptor", "pointer", f"{target.name} has no TMA unit for descriptor loads"))
     if plan.products == "tf32" and plan.dtype == "f32" and target.is_gpu and not target.caps.has_tf32:
         found.append(Violation("products", "tf32", "ieee", f"{target.name} has no tf32 products"))
     return found
+
+
+def _dtypes(target: Target) -> tuple[str, ...]:
+    """float64 is the CPU program's alone."""
+    return tuple(d for d in shared_memory.ELEMENT_BYTES if d != "f64" or not target.is_gpu)
 
 
 def _sizes(plan: KernelPlan) -> list[Violation]:
@@ -84,7 +92,7 @@ def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
     for limit, value, allowed, what in (
         ("threads", plan.warps * target.warp_size, target.threads_block, "threads a block"),
         ("shared_bytes", shared_memory.fa2_forward(plan, target), target.shared_bytes, "bytes of shared memory"),
-        ("registers", registers.fa2_forward(plan, target), registers.limit(plan, target), "registers a thread"),
+        ("registers", registers.accumulators(plan, target), registers.limit(plan, target), "registers a thread"),
     ):
         if value > allowed:
             sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"

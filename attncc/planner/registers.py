@@ -1,29 +1,52 @@
-"""Registers that a thread of the fa2 kernel holds at once, estimated without compiling.
+"""Registers that a thread of the fa2 kernel wants, estimated without compiling.
 
-Live at the height of a step, in 32-bit words spread over the block's threads: the output accumulator and the scores,
-both float32, and the weights in the input's type; what the addresses, row statistics and the mask take is a constant.
+What lives at the height of a step, in 32-bit words spread over the block's threads: the output and the scores (float32),
+Q where the matrix unit reads it from registers, addresses of the K and V loads, and a constant for row statistics, the
+mask and the walk. How much of each a compiler keeps at once is fitted, a line for each matrix unit, to what Triton
+3.7.1 reported for the causal kernel at 30 to 50 tiles and head sizes; off by 15 registers in the mean, 60 at most.
 """
 
 from __future__ import annotations
 
 from attncc.ir import KernelPlan
-from attncc.planner.shared_memory import ELEMENT_BYTES, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
-OVERHEAD = 40
+WEIGHTS = {  # of: output, scores, loads of 16 bytes, Q; then the constant
+    "mma": (0.4, 1.6, 0.0, 1.0, 118.0),
+    "wgmma": (1.0, 0.85, 5.0, 0.0, 66.0),
+    "tcgen05": (0.6, 2.0, 0.2, 1.3, 35.0),
+    "mfma": (1.0, 1.6, 4.0, 0.5, 60.0),
+    "fma": (1.0, 2.0, 0.0, 1.0, 40.0),
+}
+SPILL_MARGIN = 15  # registers by which the estimate errs in the mean
 
 
 def limit(plan: KernelPlan, target: Target) -> int:
-    """Registers that a thread can have when the whole block has to find room on one SM."""
-    return min(target.registers_thread, target.registers_sm // (plan.warps * target.warp_size))
+    """Registers that a thread can have: by the plan's own cap, and so that one block finds room on an SM."""
+    own = plan.max_registers or target.registers_thread
+    return min(own, target.registers_thread, target.registers_sm // (plan.warps * target.warp_size))
+
+
+def accumulators(plan: KernelPlan, target: Target) -> int:
+    """Registers of a thread for the output and the scores alone: with fewer no compiler can do."""
+    return plan.tile_q * (padded(plan.head_dim_v) + plan.tile_k) // (plan.warps * target.warp_size)
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
-    """Estimated registers of a thread of the forward kernel."""
-    threads = plan.warps * target.warp_size
-    size = ELEMENT_BYTES[plan.dtype]
-    scores = plan.tile_q * plan.tile_k
-    words = plan.tile_q * padded(plan.head_dim_v) + scores + scores * size // 4
-    if not (target.caps.has_wgmma or target.caps.has_tcgen05):
-        words += plan.tile_q * padded(plan.head_dim) * size // 4
-    return words // threads + OVERHEAD
+    """Estimated registers that a thread of the forward kernel wants; more than the limit and it spills."""
+    threads, size = plan.warps * target.warp_size, ELEMENT_BYTES[plan.dtype]
+    d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
+    words = (
+        plan.tile_q * dv,
+        plan.tile_q * plan.tile_k,
+        plan.tile_k * (d + dv) * size / 16,
+        plan.tile_q * d * size / 4,
+    )
+    *factors, constant = WEIGHTS[matrix_unit(plan, target)]
+    return int(sum(f * w for f, w in zip(factors, words, strict=True)) / threads + constant)
+
+
+def spills(plan: KernelPlan, target: Target) -> bool:
+    """Whether the estimate says that registers run out."""
+    return fa2_forward(plan, target) > limit(plan, target) - SPILL_MARGIN

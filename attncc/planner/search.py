@@ -1,82 +1,107 @@
-"""Which plan: every candidate that a schedule allows, sifted by the legality predicate, ranked by the time model."""
+"""Which plan: every candidate that a schedule allows, sifted by the legality predicate, ranked by predicted time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar
 
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
-from attncc.planner import shared_memory
+from attncc.planner import efficiency, shared_memory
+from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.model import Prediction, predict
 from attncc.targets import Target
+
+T = TypeVar("T")
 
 TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
-CPU_TILES = ((128, 256),)
-REJECTED_SHOWN = 12
+CPU_TILE_K = 256  # of the PyTorch program: large enough that its operators outweigh Python
+Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
+TYPICAL_BATCH = 4
+SHOWN = 12  # rejected plans of each kind that a Choice carries
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan, what was turned down with the reason in words (best first), and what the model predicts of the plan."""
+    """The plan, what was turned down with the reason in words (nearest first), and what the model says of the plan."""
 
     plan: KernelPlan
     rejected: tuple[tuple[KernelPlan, str], ...]
-    predicted: Prediction
+    predicted: Costs
 
 
 def choose(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None) -> Choice:
     """The fastest plan by the model that fits `target` and keeps to what the spec pins; PlanError where none does.
 
-    `visits` says whether the mask bounds the loops; None means that every tile is visited.
+    The plan depends on the head sizes, the dtype and the class of the query length (up to 16, up to 64, longer), on
+    nothing else of the shape: other lengths and batches run the same kernels. `visits` says whether the mask leaves
+    tiles out; without it the spec's mask does.
     """
     schedule = spec.schedule(target.name)
-    candidates = [_finish(plan, target) for plan in _candidates(spec, shape, target, schedule)]
-    broken = [(plan, violations(plan, target)) for plan in candidates]
-    legal = [plan for plan, faults in broken if not faults]
+    usual = class_of(shape)
+    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule)]
+    judged = [(plan, violations(plan, target)) for plan in candidates]
+    legal = [plan for plan, faults in judged if not faults]
     if not legal:
-        raise PlanError(_nothing_fits(broken, spec, target, schedule))
-    timed = sorted(((predict(plan, shape, target), plan) for plan in legal), key=lambda pair: _rank(*pair))
+        raise PlanError(_nothing_fits(judged, spec, target, schedule))
+    masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
+    timed = sorted(((costs(plan, usual, target, masked=masked), plan) for plan in legal), key=lambda pair: _rank(*pair))
     best, plan = timed[0]
-    slower = [(p, f"predicted {t.ms:.3g} ms against {best.ms:.3g} ms") for t, p in timed[1:]]
-    illegal = sorted((_worst(faults).excess, i) for i, (_, faults) in enumerate(broken) if faults)
-    unfit = [(broken[i][0], _worst(broken[i][1]).sentence) for _, i in illegal]
-    return Choice(plan, tuple(slower[:REJECTED_SHOWN] + unfit[:REJECTED_SHOWN]), best)
+    slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1:]]
+    unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
+    rejected = (*slower[:SHOWN], *((p, v.sentence) for p, v in unfit[:SHOWN]))
+    return Choice(plan, rejected, costs(plan, shape, target, masked=masked))
 
 
-def _rank(prediction: Prediction, plan: KernelPlan) -> tuple[float, int, int, int, int]:
-    """Time first; ties go to the smaller footprint."""
-    return (prediction.ms, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
+def class_of(shape: Shape) -> Shape:
+    """The shape that stands for all that share a plan with this one."""
+    rows = next((c for c in Q_CLASSES if shape.q_len <= c), LONG)
+    return replace(Shape(), batch=TYPICAL_BATCH, q_len=rows, k_len=LONG, head_dim=shape.head_dim,
+                   head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
+
+
+def any_stride(plan: KernelPlan) -> KernelPlan:
+    """The plan of the kernel beside a descriptor one, for calls whose K or V the TMA unit cannot address."""
+    return replace(plan, any_stride=True, loads="pointer")
+
+
+def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int]:
+    """Time first; equals go to the smaller footprint."""
+    return (predicted.predicted_ms, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
 
 
 def _candidates(spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule) -> Iterator[KernelPlan]:
-    pinned = lambda value, choices: choices if value is None else (value,)
-    if target.is_gpu:
-        tiles_q = tuple(t for t in TILES_Q if t <= tile_q_bound(shape.q_len))
-        space = product(
-            pinned(schedule.tile_q, tiles_q), pinned(schedule.tile_k, TILES_K),
-            pinned(schedule.stages, STAGES), pinned(schedule.warps, WARPS),
-        )  # fmt: skip
-    else:
-        space = product(
-            pinned(schedule.tile_q, (CPU_TILES[0][0],)), pinned(schedule.tile_k, (CPU_TILES[0][1],)), (1,), (1,)
-        )
-    for tile_q, tile_k, stages, warps in space:
-        yield KernelPlan(
-            target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
-            tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
-            head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
-        )  # fmt: skip
+    rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
+    choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
+    if not target.is_gpu:
+        choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
+    pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
+    dtype = spec.precision.inputs or shape.dtype
+    caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
+    for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
+        for loads, cap in product(_loads(shape, dtype, target), caps):
+            yield KernelPlan(
+                target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
+                tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
+                head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
+                max_registers=cap,
+            )  # fmt: skip
 
 
-def tile_q_bound(q_len: int) -> int:
-    """The largest tile of rows worth having: lengths fall into three classes, so that few kernels are ever built."""
-    return 16 if q_len <= 16 else 64 if q_len <= 64 else 128
+def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
+    return choices if pin is None else (pin,)
+
+
+def _loads(shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
+    """Descriptors where the target has a TMA unit and rows of whole 16 bytes, which it asks for."""
+    size = shared_memory.ELEMENT_BYTES.get(dtype, 4)
+    rows = all(d * size % 16 == 0 for d in (shape.head_dim, shape.head_dim_v))
+    return ("descriptor",) if target.caps.has_tma and rows else ("pointer",)
 
 
 def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
@@ -84,18 +109,31 @@ def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
     return replace(plan, shared_bytes=shared_memory.fa2_forward(plan, target)) if known else plan
 
 
+def _ratio(other: Costs, best: Costs) -> str:
+    return f"{other.predicted_ms / best.predicted_ms:.2f}"
+
+
+def _faults(plan: KernelPlan, target: Target) -> str:
+    names = {
+        "spills": "registers run out", "across": "rows are shared out over warps", "serial": "loads are not overlapped",
+    }  # fmt: skip
+    found = [names[f] for f in efficiency.faults(plan, target) if f in names] if target.is_gpu else []
+    return f" ({', '.join(found)})" if found else ""
+
+
 def _worst(faults: tuple[Violation, ...]) -> Violation:
     return max(faults, key=lambda v: v.excess)
 
 
 def _nothing_fits(
-    broken: list[tuple[KernelPlan, tuple[Violation, ...]]], spec: AttentionSpec, target: Target, schedule: Schedule
+    judged: list[tuple[KernelPlan, tuple[Violation, ...]]], spec: AttentionSpec, target: Target, schedule: Schedule
 ) -> str:
-    plan, faults = min(broken, key=lambda pair: _worst(pair[1]).excess)
+    plan, faults = min(judged, key=lambda pair: _worst(pair[1]).excess)
     pins = [n for n in ("tile_q", "tile_k", "stages", "warps") if getattr(schedule, n) is not None]
     text = (
         f"no plan of {spec.name} fits {target.name} (head_dim {plan.head_dim}, head_dim_v {plan.head_dim_v}, "
-        f"{plan.dtype}); the nearest, tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps: "
+        f"{plan.dtype}); "
+        f"the nearest, tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps: "
+        + "; ".join(v.sentence for v in faults)
     )
-    text += "; ".join(v.sentence for v in faults)
-    return text + (f". The schedule pins {', '.join(pins)}: leave that out, or pin less" if pins else "")
+    return text + (f". The schedule pins {', '.join(pins)}: pin less, or smaller" if pins else "")

@@ -13,8 +13,8 @@ from math import gcd
 from attncc.ir import KernelPlan
 from attncc.targets import Target
 
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-BARRIERS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows them
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
 
 
 def pieces(head_dim: int) -> tuple[int, ...]:
@@ -71,55 +71,71 @@ def parts(plan: KernelPlan) -> Parts:
 def is_pipelined(plan: KernelPlan) -> bool:
     """Whether loads run ahead: more than one stage, and 4 bytes at least at a time (a head size of 31 in f16 has 2)."""
     run = gcd(16, plan.head_dim, plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
-    return plan.stages > 1 and run >= 4
+    return plan.stages > 1 and (run >= 4 or plan.loads == "descriptor")
+
+
+Phase = dict[str, int]  # how many of each of Parts are there together; `bytes` counts single bytes
+
+
+def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
+    """What lies in shared memory at the moments that could be the fullest: the loop, its parts, and the last store."""
+    if not target.is_gpu:
+        return ()
+    return (*_LAYOUTS[matrix_unit(plan, target)](plan), {"out_piece": 1})
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
     """Shared memory of the forward kernel in bytes a block; 0 on a CPU."""
-    if not target.is_gpu:
-        return 0
-    return max(_FORMULAS[matrix_unit(plan, target)](plan, parts(plan)), parts(plan).out_piece)
+    tiles = parts(plan)
+    sizes = [
+        sum(n * (1 if what == "bytes" else getattr(tiles, what)) for what, n in p.items()) for p in phases(plan, target)
+    ]
+    return max(sizes, default=0)
 
 
-def _wgmma(plan: KernelPlan, t: Parts) -> int:
+def _wgmma(plan: KernelPlan) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers."""
     if is_pipelined(plan):
-        return t.query + plan.stages * (t.key + t.value)
-    return t.query + max(t.key_piece, t.value_piece)
+        barriers = BARRIERS if plan.loads == "descriptor" else 0
+        return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": barriers},)
+    return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1}
 
 
-def _tcgen05(plan: KernelPlan, t: Parts) -> int:
+def _tcgen05(plan: KernelPlan) -> tuple[Phase, ...]:
     """As wgmma; where only the products are pipelined, not the loads, K, V and P are there together."""
     if is_pipelined(plan):
-        return t.query + plan.stages * (t.key + t.value) + BARRIERS
-    loads = max(t.key_piece, t.value_piece) if plan.stages == 1 else t.key + t.value + t.weights
-    return t.query + loads + BARRIERS
+        return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": BARRIERS},)
+    if plan.stages > 1:
+        return ({"query": 1, "key": 1, "value": 1, "weights": 1, "bytes": BARRIERS},)
+    return {"query": 1, "key_piece": 1, "bytes": BARRIERS}, {"query": 1, "value_piece": 1, "bytes": BARRIERS}
 
 
-def _mma(plan: KernelPlan, t: Parts) -> int:
+def _mma(plan: KernelPlan) -> tuple[Phase, ...]:
     """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
     Triton does so where the last piece of the output is wider than the tile has rows."""
-    across = plan.tile_q < pieces(plan.head_dim_v)[-1]
-    weights = t.weights if across else 0
+    weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
     if is_pipelined(plan):
-        return t.query + (plan.stages - 1) * (t.key + t.value) + weights
-    return t.query + max(t.key_piece, t.value_piece + weights)
+        return ({"query": 1, "key": plan.stages - 1, "value": plan.stages - 1, "weights": weights},)
+    return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1, "weights": weights}
 
 
-def _fma(plan: KernelPlan, t: Parts) -> int:
+def _fma(plan: KernelPlan) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for reductions across warps."""
+    always: Phase = {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q}
     if is_pipelined(plan):
-        return t.query + (plan.stages - 1) * (t.key + t.value) + t.weights + 4 * plan.tile_q
-    return t.query + max(t.key_piece, t.value_piece) + t.weights
+        return ({**always, "key": plan.stages - 1, "value": plan.stages - 1},)
+    return {**always, "key_piece": 1}, {**always, "value_piece": 1}
 
 
-def _mfma(plan: KernelPlan, t: Parts) -> int:
+def _mfma(plan: KernelPlan) -> tuple[Phase, ...]:
     """Q passes through once, before the loop; P where the two products deal out rows to warps differently."""
     rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
-    weights = t.weights if rows != rows_out or rows < plan.tile_q < rows * plan.warps else 0
+    weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps)
     if is_pipelined(plan):
-        return max(t.query_piece, (plan.stages - 1) * (t.key + t.value) + weights)
-    return max(t.query_piece, t.key_piece, t.value_piece, t.weights)
+        return {"query_piece": 1}, {"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights}
+    if plan.stages > 1:
+        return {"query_piece": 1}, {"key": 1, "value": 1, "weights": weights}
+    return {"query_piece": 1}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
 
 
 def _mfma_rows(plan: KernelPlan, columns: int) -> int:
@@ -127,4 +143,4 @@ def _mfma_rows(plan: KernelPlan, columns: int) -> int:
     return 32 if plan.tile_q >= 32 and columns >= 32 else 16
 
 
-_FORMULAS = {"wgmma": _wgmma, "tcgen05": _tcgen05, "mma": _mma, "fma": _fma, "mfma": _mfma}
+_LAYOUTS = {"wgmma": _wgmma, "tcgen05": _tcgen05, "mma": _mma, "fma": _fma, "mfma": _mfma}

@@ -47,7 +47,8 @@ class Resources:
 def compile_kernel(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:
     """Compile the forward kernel in the generated file `source` for `plan.target` and measure it.
 
-    `aligned` chooses the kernel for 16-byte-aligned tensors, else the one for any strides. PlanError where Triton refuses.
+    `aligned` chooses the kernel for 16-byte-aligned tensors, else the one for any strides. PlanError where Triton
+    refuses.
     """
     names, called = kernel_names(spec)
     name = names.fresh(f"{spec.name}_forward") + ("" if aligned else "_any_stride")
@@ -78,7 +79,9 @@ def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, align
             hints[(i,)] = [["tt.divisibility", ALIGNED]]
         signature[a.name] = "constexpr" if a.name in constants else a.type
     source = ASTSource(kernel, signature, constants, hints)
-    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    options: dict[str, int] = {"num_warps": plan.warps, "num_stages": plan.stages}
+    if plan.max_registers:
+        options["maxnreg"] = plan.max_registers
     try:
         return triton.compile(source, target=GPUTarget(*target(plan.target).gpu_target), options=options)
     except Exception as fault:

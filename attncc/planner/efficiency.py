@@ -1,0 +1,131 @@
+"""What part of a target's reachable rate a plan attains: measured where it was measured, a rule of thumb elsewhere.
+
+Both are data and plain factors, so that a plan's rank can be read off, and `explain` can say why another was turned
+down.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attncc.ir import KernelPlan
+from attncc.planner import registers
+from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, matrix_unit, padded, pieces
+from attncc.targets import Target
+
+
+@dataclass(frozen=True)
+class Measured:
+    """TFLOP/s of one schedule at one head size, without a mask and with a causal one (over kept pairs)."""
+
+    head_dim: int
+    tile_q: int
+    tile_k: int
+    stages: int
+    warps: int
+    loads: str
+    max_registers: int
+    full: float
+    causal: float
+
+
+# One H200, Triton 3.6.0, bf16, this kernel's structure: D 64 and 256 at S 4096, D 128 the mean of S 4096 and S 16384.
+MEASURED: dict[str, tuple[Measured, ...]] = {
+    "sm_90": (
+        Measured(64, 128, 64, 3, 8, "descriptor", 0, 414, 418),
+        Measured(64, 128, 128, 2, 8, "descriptor", 128, 374, 370),
+        Measured(64, 128, 64, 3, 8, "pointer", 0, 383, 365),
+        Measured(64, 128, 128, 2, 8, "pointer", 128, 370, 349),
+        Measured(128, 128, 64, 2, 8, "descriptor", 128, 491, 473),
+        Measured(128, 128, 64, 3, 8, "descriptor", 0, 424, 435),
+        Measured(128, 128, 64, 2, 8, "pointer", 128, 471, 452),
+        Measured(128, 128, 64, 3, 8, "pointer", 0, 448, 454),
+        Measured(128, 128, 128, 2, 8, "descriptor", 0, 382, 369),
+        Measured(256, 128, 64, 2, 8, "descriptor", 0, 509, 481),
+        Measured(256, 128, 32, 3, 8, "descriptor", 0, 480, 465),
+        Measured(256, 128, 64, 2, 8, "pointer", 0, 452, 446),
+    ),
+}
+UNMEASURED = 0.9  # of the slowest measured schedule: what was not tried does not outrank what was
+TYPICAL = 0.6  # of the reachable rate, for a schedule without any fault below
+FAULTS = {
+    "spills": 0.3,  # registers run out: the inner loop waits for local memory
+    "across": 0.6,  # warps share out the columns: row maxima and P pass through shared memory
+    "serial": 0.65,  # one stage: loads and products take turns
+    "shallow": 0.92,  # two stages where three would do
+    "deep": 0.97,  # more than three
+}
+STEP_ROWS, STEP_KEYS = 16, 12  # work of a step that does not grow with the tile, in rows and keys
+FULL_WARPS = 8  # resident on an SM: enough to hide the softmax behind the products
+
+
+def measured(plan: KernelPlan, target: Target) -> Measured | None:
+    """The record of this schedule at the nearest head size that was measured."""
+    for record in _nearest(plan, target):
+        if all(getattr(record, name) == getattr(plan, name) for name in
+               ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers")):  # fmt: skip
+            return record
+    return None
+
+
+def register_caps(target: Target) -> tuple[int, ...]:
+    """Caps on registers worth trying: none, and those that were measured on this target."""
+    return tuple(sorted({0, *(r.max_registers for r in MEASURED.get(target.name, ()))}))
+
+
+def efficiency(plan: KernelPlan, target: Target, masked: bool = False) -> float:
+    """Part of the reachable rate of the matrix unit, 0 to 1; `masked` for a call that leaves tiles out."""
+    found = measured(plan, target)
+    if found is not None:
+        return _rate(found, masked) / target.reachable_tflops
+    guess = _rule(plan, target)
+    slowest = min((_rate(r, masked) for r in _nearest(plan, target)), default=0.0)
+    return min(guess, UNMEASURED * slowest / target.reachable_tflops) if slowest else guess
+
+
+def _rate(record: Measured, masked: bool) -> float:
+    return record.causal if masked else record.full
+
+
+def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:
+    """Records at the head size nearest in ratio; none where operands are wider than the 16 bits that were measured."""
+    records = MEASURED.get(target.name, ())
+    if not records or ELEMENT_BYTES[plan.dtype] != 2:
+        return ()
+    mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
+    size = min({r.head_dim for r in records}, key=lambda d: max(d / mean, mean / d))
+    return tuple(r for r in records if r.head_dim == size)
+
+
+def _rule(plan: KernelPlan, target: Target) -> float:
+    """TYPICAL times a factor for each fault, for the share of a step that is overhead, and for idle warps."""
+    factors = [TYPICAL, plan.tile_q / (plan.tile_q + STEP_ROWS), plan.tile_k / (plan.tile_k + STEP_KEYS)]
+    factors += [FAULTS[name] for name in faults(plan, target)]
+    return math.prod(factors) * math.sqrt(min(1.0, resident_warps(plan, target) / FULL_WARPS))
+
+
+def faults(plan: KernelPlan, target: Target) -> tuple[str, ...]:
+    """Keys of FAULTS that apply."""
+    unit = matrix_unit(plan, target)
+    stages = plan.stages + 1 if unit == "mfma" else plan.stages  # there, one stage of loads waits in registers
+    applies = {
+        "spills": registers.spills(plan, target),
+        "across": unit == "mma" and plan.tile_q < pieces(plan.head_dim_v)[-1],
+        "serial": stages == 1,
+        "shallow": stages == 2,
+        "deep": stages > 3,
+    }
+    return tuple(name for name, holds in applies.items() if holds)
+
+
+def resident_warps(plan: KernelPlan, target: Target) -> int:
+    """Warps that one SM holds at once, by shared memory, registers and threads."""
+    threads = plan.warps * target.warp_size
+    own = min(plan.max_registers or registers.fa2_forward(plan, target), target.registers_thread)
+    blocks = min(
+        target.shared_bytes_sm // max(1, fa2_forward(plan, target)),
+        target.registers_sm // (own * threads),
+        target.threads_sm // threads,
+    )
+    return max(1, blocks) * plan.warps

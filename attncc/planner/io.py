@@ -1,0 +1,168 @@
+"""What one forward call costs: bytes, products, exponentials, and the time in which a target can do them.
+
+One set of formulas serves twice: with numbers they rank plans, with sympy's symbols (`closed_forms`) `explain` prints
+them. Sources: the traffic of fa2 and of unfused attention is counted as in FlashAttention (Dao et al. 2022, algorithms
+0 and 1, theorem 2), the roofline as in Williams et al. 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attncc.ir import KernelPlan, Shape
+from attncc.planner.efficiency import efficiency
+from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded, parts, phases
+from attncc.targets import Target
+
+LSE_BYTES = 4  # float32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas speak of, numbers or sympy expressions. `tiles` are those visited, of all batches and heads."""
+
+    batch: Any
+    heads: Any
+    kv_heads: Any
+    q_len: Any
+    k_len: Any
+    head_dim: Any
+    head_dim_v: Any
+    tile_q: Any
+    tile_k: Any
+    tiles: Any
+    element: Any  # bytes
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Bytes and operations of a call, each one formula of Sizes.
+
+    hbm_bytes           Q and Out once, K and V once: what a cache that holds one head's K and V leaves to the memory
+    streamed_bytes      what programs load: K and V once for each visited tile, Q and Out once
+    flops               of the two products over visited tiles, masked pairs inside them included
+    exponentials        one for each pair of a visited tile
+    standard_hbm_bytes  unfused attention: scores and weights are each written and read once
+    """
+
+    hbm_bytes: Any
+    streamed_bytes: Any
+    flops: Any
+    exponentials: Any
+    standard_hbm_bytes: Any
+
+
+def amounts(s: Sizes) -> Amounts:
+    """The formulas. Bytes are of the true head sizes; products are of what is computed, see `padded`."""
+    columns = s.head_dim + s.head_dim_v
+    rows = s.batch * s.heads * s.q_len
+    queries = rows * columns * s.element + rows * LSE_BYTES
+    keys = s.batch * s.kv_heads * s.k_len * columns * s.element
+    pairs = s.tiles * s.tile_q * s.tile_k
+    return Amounts(
+        hbm_bytes=queries + keys,
+        streamed_bytes=queries + s.tiles * s.tile_k * columns * s.element,
+        flops=2 * pairs * columns,
+        exponentials=pairs,
+        standard_hbm_bytes=rows * columns * s.element + keys + 4 * rows * s.k_len * s.element,
+    )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The amounts of one call as numbers, and the time they take.
+
+    `bound` is what takes longest at the target's reachable rates: memory, tensor (products) or exp. `roofline_ms` is
+    that time; `predicted_ms` is what a kernel of this plan takes by the model of planner/efficiency.py.
+    """
+
+    hbm_bytes: int
+    streamed_bytes: int
+    standard_hbm_bytes: int
+    flops: int
+    exponentials: int
+    shared_bytes: int
+    bound: str
+    roofline_ms: float
+    predicted_ms: float
+
+
+def all_tiles(plan: KernelPlan, shape: Shape) -> int:
+    """Tiles of the whole grid, all batches and heads: what a call without a mask visits."""
+    return shape.batch * shape.heads * -(-shape.q_len // plan.tile_q) * -(-shape.k_len // plan.tile_k)
+
+
+def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, masked: bool = False) -> Costs:
+    """Costs of one forward call that visits `tiles` tiles of plan.tile_q x plan.tile_k (None: all of them).
+
+    `masked` says that a mask leaves some out, which a kernel that was measured both ways has another rate for.
+    """
+    visited = all_tiles(plan, shape) if tiles is None else tiles
+    sizes = Sizes(
+        shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
+        plan.tile_q, plan.tile_k, visited, ELEMENT_BYTES[plan.dtype],
+    )  # fmt: skip
+    a = amounts(sizes)
+    times = stream_times(plan, target, a)
+    bound = max(times, key=lambda name: times[name])
+    return Costs(
+        a.hbm_bytes, a.streamed_bytes, a.standard_hbm_bytes, a.flops, a.exponentials, plan.shared_bytes,
+        bound, times[bound], _predicted(plan, shape, target, times, masked),
+    )  # fmt: skip
+
+
+def stream_times(plan: KernelPlan, target: Target, a: Amounts) -> dict[str, float]:
+    """Milliseconds of each kind of work were it alone, at the target's reachable rates."""
+    wide = (padded(plan.head_dim) + padded(plan.head_dim_v)) / (plan.head_dim + plan.head_dim_v)
+    return {
+        "memory": a.hbm_bytes / (target.reachable_gbs * 1e6),
+        "tensor": a.flops * wide / (product_tflops(plan, target) * 1e9),
+        "exp": a.exponentials / (target.exp_gps * 1e6),
+    }
+
+
+def product_tflops(plan: KernelPlan, target: Target) -> float:
+    """TFLOP/s of the unit that multiplies."""
+    if matrix_unit(plan, target) == "fma":
+        return target.fp32_tflops
+    if plan.dtype != "f32":
+        return target.reachable_tflops
+    return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
+
+
+def _predicted(plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], masked: bool) -> float:
+    """Products and exponentials at the plan's own efficiency, no faster than the memory, in whole waves of programs."""
+    if not target.is_gpu:
+        return max(times.values())
+    busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, masked)
+    programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
+    fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
+    return max(times["memory"], busy * fill)
+
+
+def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
+    """The formulas as sympy expressions, by name of Costs: N_q, N_k, d, d_v, B, H, H_kv, T_q, T_k, e, tiles.
+
+    `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
+    """
+    import sympy
+
+    letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e"
+    symbols = Sizes(*sympy.symbols(letters, positive=True, integer=True))
+    found = {name: sympy.factor_terms(value) for name, value in vars(amounts(symbols)).items()}
+    d, dv, e, tq, tk = symbols.head_dim, symbols.head_dim_v, symbols.element, symbols.tile_q, symbols.tile_k
+    size = {
+        "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
+        "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
+    }  # fmt: skip
+    moments = phases(plan, target)
+    fullest = [m for m in moments if _bytes(m, plan) == max(_bytes(other, plan) for other in moments)]
+    if fullest:
+        found["shared_bytes"] = sum((n * size[what] for what, n in fullest[0].items()), sympy.Integer(0))
+    return found
+
+
+def _bytes(moment: dict[str, int], plan: KernelPlan) -> int:
+    tiles = parts(plan)
+    return sum(n * (1 if what == "bytes" else int(getattr(tiles, what))) for what, n in moment.items())
