@@ -1,7 +1,7 @@
 """Registers that a thread of the fa2 kernel wants, estimated without compiling.
 
-What lives at the height of a step, in 32-bit words spread over the block's threads: the output and the scores (float32),
-Q where the matrix unit reads it from registers, addresses of the K and V loads, and a constant for row statistics, the
+What lives at the height of a step, in 32-bit words spread over the block's threads: the output and the scores
+(float32), Q where the matrix unit reads it from registers, addresses of the K and V loads, and a constant for row statistics, the
 mask and the walk. How much of each a compiler keeps at once is fitted, a line for each matrix unit, to what Triton
 3.7.1 reported for the causal kernel at 30 to 50 tiles and head sizes; off by 15 registers in the mean, 60 at most.
 """

@@ -20,6 +20,7 @@ TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
+BUILT_LOADS = ("pointer",)  # of KernelPlan.loads: what the launch takes
 CPU_TILE_K = 256  # of the PyTorch program: large enough that its operators outweigh Python
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
 TYPICAL_BATCH = 4
@@ -101,7 +102,7 @@ def _loads(shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
     """Descriptors where the target has a TMA unit and rows of whole 16 bytes, which it asks for."""
     size = shared_memory.ELEMENT_BYTES.get(dtype, 4)
     rows = all(d * size % 16 == 0 for d in (shape.head_dim, shape.head_dim_v))
-    return ("descriptor",) if target.caps.has_tma and rows else ("pointer",)
+    return ("descriptor",) if BUILT_LOADS[-1] == "descriptor" and target.caps.has_tma and rows else ("pointer",)
 
 
 def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
