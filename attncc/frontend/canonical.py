@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from attncc.frontend.expression_text import expression_text
+from attncc.frontend.expression_text import LetNames, expression_text
 from attncc.frontend.page import Block, Item, set_page
-from attncc.ir import AttentionSpec, Const, Expr, Layout, Param, Precision, Schedule, Softmax, Var
+from attncc.ir import AttentionSpec, Expr, Layout, Param, Precision, Schedule, Softmax
 
 
 def canonical(spec: AttentionSpec) -> str:
@@ -23,11 +21,10 @@ def canonical(spec: AttentionSpec) -> str:
 
 def _statements(spec: AttentionSpec) -> list[Item]:
     items: list[Item] = []
-    names: dict[Expr, str] = {}
+    names = LetNames()
     for name, e in spec.lets:
         items.append(Item(expression_text(e, names), f"let {name}"))
-        if not isinstance(e, Const | Var):  # a number or a name is printed as itself
-            names.setdefault(e, name)
+        names.add(e, name)
 
     def add(word: str, e: Expr | None) -> None:
         if e is not None:
@@ -47,7 +44,7 @@ def _statements(spec: AttentionSpec) -> list[Item]:
     return items
 
 
-def _softmax(softmax: Softmax, names: Mapping[Expr, str]) -> str:
+def _softmax(softmax: Softmax, names: LetNames) -> str:
     args = [expression_text(a, names) for a in softmax.args]
     args += [f"{name} = {expression_text(e, names)}" for name, e in softmax.named]
     return softmax.policy + (f"({', '.join(args)})" if args else "")

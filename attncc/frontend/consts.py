@@ -38,7 +38,7 @@ POLICY_ARGUMENTS: dict[str, tuple[str, ...]] = {  # what each argument is, in or
 }  # fmt: skip
 
 # Limits. The depth keeps every recursive walk of an expression far below Python's own limit.
-MAX_TEXT = 100_000  # characters
+MAX_TEXT = 32_768  # characters
 MAX_NESTING = 32  # open brackets and unary operators around one token
 MAX_NODES = 4096  # of one expression after inlining, and of all scores put into one another
 MAX_TOTAL = 16_384  # nodes of the whole spec

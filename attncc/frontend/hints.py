@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lark import Token
 
 from attncc.frontend.consts import RESERVED, STATEMENTS
-from attncc.frontend.report import Report, quoted, span_of
+from attncc.frontend.report import Report, quoted
 
 _CLOSING = {"LPAR": "RPAR", "LSQB": "RSQB"}
 _SIGN = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]"}
@@ -19,6 +19,13 @@ _SHAPES = {
     "param": "NAME: TYPE, like window: int = 128 or table: f32[h] grad",
     "setting": "NAME VALUE, VALUE…, like tile q = 128, k = 64", "head": "attention NAME(PARAMETERS) { STATEMENTS }",
     "opening": "precision { … }, schedule { … }, schedule TARGET { … } or layout { … }",
+}  # fmt: skip
+
+
+_PYTHON = {
+    "if": "write where(condition, x, y)", "else": "write where(condition, x, y)", "is": "write '=='",
+    "in": "write k == a or k == b, or look it up in a tensor of bool", "xor": "write '!=' between bools",
+    "mod": "write '%'", "div": "write '//'",
 }  # fmt: skip
 
 
@@ -57,6 +64,9 @@ def report_syntax(kind: str, tokens: Sequence[Token], at: Token | None, report: 
 
 def _unexpected(kind: str, at: Token, before: Token | None, report: Report) -> tuple[str, str]:
     expression = kind in STATEMENTS
+    opening = before is not None and before.type == kind.upper()
+    if opening and kind in ("let", "softmax", "align"):
+        return f"{quoted(at)} stands where the name should", ""
     if at.type == "EQUAL" and expression:
         return "'=' compares nothing", "write '==' to compare, 'let NAME = …' to name"
     if is_reserved(at):
@@ -70,7 +80,7 @@ def _unexpected(kind: str, at: Token, before: Token | None, report: Report) -> t
         return "',' has no meaning here", "one statement takes one expression; write 'and' or another statement"
     if before is not None and before.type in ("NAME", "INT", "FLOAT", "RPAR", "RSQB", "BOOL") and expression:
         if at.type in ("NAME", "INT", "FLOAT"):
-            word = report.suggest(at.value, ("and", "or", "not"), "")
+            word = _PYTHON.get(at.value) or report.suggest(at.value, ("and", "or", "not"), "")
             return f"{quoted(at)} follows {quoted(before)} without an operator", word
         if before.type in ("INT", "FLOAT", "RPAR", "RSQB") and at.type in ("LPAR", "LSQB"):
             return f"'{at}' follows {quoted(before)} without an operator", "write '*' to multiply"
@@ -78,6 +88,3 @@ def _unexpected(kind: str, at: Token, before: Token | None, report: Report) -> t
         hint = "put 'not' around a whole comparison: not (a < b)" if at.type == "NOT" else ""
         return f"{quoted(at)} cannot follow {quoted(before)}", hint
     return f"{quoted(at)} is not expected here", ""
-
-
-__all__ = ["is_reserved", "report_syntax", "span_of", "unbalanced"]

@@ -11,7 +11,7 @@ from lark import Lark, Token
 
 from attncc.errors import Span
 from attncc.frontend.consts import MAX_TEXT
-from attncc.frontend.report import Report, cover, quoted, span_of
+from attncc.frontend.report import Report, quoted, span_of
 
 BAD = frozenset(("BADNUMBER", "BADOP", "STRING", "UNKNOWN"))
 STARTS = ["start", "head", "param", "stmt", "opening", "setting", "trivia"]
@@ -20,6 +20,7 @@ STARTS = ["start", "head", "param", "stmt", "opening", "setting", "trivia"]
 _HIDDEN = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
+_MARK = "\x1a"  # stands for a character that was reported already
 _HIDDEN_HINTS = {
     "\ufeff": "this is a byte order mark: save the file as UTF-8 without it",
     "\r": "a lone carriage return: end lines with a line feed",
@@ -83,7 +84,7 @@ def _end(tokens: list[Token]) -> Span:
 
 
 def _without_hidden(text: str, report: Report) -> str:
-    """The text with each hidden character reported and replaced by a blank, so that places stay as they are."""
+    """The text with each hidden character reported and replaced by _MARK, so that places stay as they are."""
     for match in _HIDDEN.finditer(text):
         at, found = match.start(), match.group()
         line_start = text.rfind("\n", 0, at) + 1
@@ -92,7 +93,7 @@ def _without_hidden(text: str, report: Report) -> str:
         report.error("E104", span, f"invisible or control character U+{ord(found):04X}", hint)
         if report.full:
             break
-    return _HIDDEN.sub(" ", text)
+    return _HIDDEN.sub(_MARK, text)
 
 
 def _report_bad(token: Token, previous: Token | None, report: Report) -> None:
@@ -103,7 +104,7 @@ def _report_bad(token: Token, previous: Token | None, report: Report) -> None:
         report.error("E106", token, f"the language has no operator {quoted(token)}", hint)
     elif token.type == "STRING":
         report.error("E103", token, "there are no strings in the language", "names and numbers are written bare")
-    elif token.type == "UNKNOWN" and not (previous is not None and previous.type == "UNKNOWN"):
+    elif token.type == "UNKNOWN" and token != _MARK and not (previous is not None and previous.type == "UNKNOWN"):
         hint = _SIGN_HINTS.get(token, "")
         report.error("E101", token, f"the language has no use for {quoted(token)}", hint)
 
@@ -118,6 +119,3 @@ def _number_hint(text: str) -> str:
     if re.fullmatch(r"0[xXbBoO]\w*", text):
         return "write it in decimal"
     return "numbers are like 3, 0.5 or 1e-6, and end before a letter"
-
-
-__all__ = ["BAD", "STARTS", "Lexed", "cover", "language", "lex"]

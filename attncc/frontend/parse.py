@@ -11,6 +11,7 @@ from attncc.frontend.reader import Body, Draft, read
 from attncc.frontend.report import Report, span_of
 from attncc.frontend.rules.context import Context
 from attncc.frontend.rules.lints import lint
+from attncc.frontend.rules.names import check_shape
 from attncc.frontend.rules.params import read_params
 from attncc.frontend.rules.settings import read_settings
 from attncc.frontend.rules.statements import read_statements
@@ -62,6 +63,7 @@ def _spec(block: Body, draft: Draft, context: Context) -> AttentionSpec:
     name = "unnamed"
     if block.name is not None:
         name = str(block.name)
+        check_shape(block.name, context.report)
         context.spans["attention"] = span_of(block.name)
     read_params(block.params, context)
     body = read_statements(block.pieces, context)

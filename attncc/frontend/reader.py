@@ -188,14 +188,19 @@ class _Reader:
     def inside(self) -> list[Token]:
         """The tokens up to the block's '}', which is stepped over."""
         tokens: list[Token] = []
+        nested = 0  # braces that should not be there, left out with their partners
         while (token := self.peek()) is not None and token.type not in ("ATTENTION", "SECTION"):
             self.at += 1
             if token.type == "RBRACE":
-                return tokens
-            if token.type == "LBRACE":
-                self.report.error("E203", token, "'{' opens nothing here", "blocks do not nest")
-            else:
+                if not nested:
+                    return tokens
+                nested -= 1
+            elif token.type != "LBRACE":
                 tokens.append(token)
+            else:
+                if not nested:
+                    self.report.error("E203", token, "'{' opens nothing here", "blocks do not nest")
+                nested += 1
         where = token if token is not None else self.lexed.end
         self.report.error("E203", where, "'}' is missing before this" if token else "'}' is missing at the end")
         return tokens
@@ -207,7 +212,7 @@ class _Reader:
                 self.report.error(
                     "E208", wrong, "parameters stand in one pair of ( )", "attention NAME(window: int) { … }"
                 )
-            return []
+            return [Piece("param", tuple(tokens), None)]
         pieces = []
         inner = tokens[1:-1]
         cuts = [-1, *_commas(inner), len(inner)]

@@ -35,7 +35,7 @@ class Report:
 
     @property
     def full(self) -> bool:
-        return len(self.errors) >= MAX_FAULTS
+        return len(self.errors) > MAX_FAULTS
 
     def error(self, code: str, where: Span | Token | Tree | None, message: str, hint: str = "") -> None:
         if not self.full:
@@ -57,7 +57,7 @@ class Report:
         """By place, each once; a last one says where the limit cut the list."""
         found = sorted(dict.fromkeys(self.errors), key=lambda d: (d.span is None, d.span or Span(0, 0, 0, 0)))
         if self.full:
-            found.append(Diagnostic("E805", f"more than {MAX_FAULTS - 1} faults; the rest is not shown"))
+            found[MAX_FAULTS:] = [Diagnostic("E805", f"more than {MAX_FAULTS} faults; the rest is not shown")]
         return tuple(found)
 
 

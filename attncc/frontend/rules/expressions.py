@@ -201,16 +201,16 @@ class _Builder:
         return operators.apply(op, checked, [span_of(n) for n in nodes], span_of(tree), self.report)
 
     def on_call(self, tree: Tree) -> Typed | None:
-        token, args = tree.children[0], tree.children[1].children
+        token, args = _called(tree)
         name = str(token)
         if name not in FUNCTIONS:
-            self.not_a_function(token, args)
+            self.not_a_function(token)
         elif len(args) != FUNCTIONS[name]:
             wanted = FUNCTIONS[name]
             self.report.error(
                 "E403",
                 token,
-                f"{name!r} takes {wanted} argument{'s' * (wanted > 1)}, and {len(args)} stand here",
+                f"{name!r} takes {wanted} argument{'s' * (wanted > 1)}, not {len(args)}",
                 f"write {name}({_parameters(name)})",
             )
         else:
@@ -219,7 +219,7 @@ class _Builder:
             self.build(arg)  # faults inside are told all the same
         return None
 
-    def not_a_function(self, token: Token, args: Sequence[Node]) -> None:
+    def not_a_function(self, token: Token) -> None:
         name = str(token)
         self.context.used.add(name)
         if name in ELEMENTS or name in ("int", "float"):
@@ -228,11 +228,7 @@ class _Builder:
                 if ELEMENTS.get(name, name) == "int"
                 else "an int becomes a float by itself"
             )
-        elif (
-            name in self.context.params
-            and self.context.params[name] is not None
-            and self.context.params[name].is_tensor
-        ):  # type: ignore[union-attr]
+        elif (param := self.context.params.get(name)) is not None and param.is_tensor:
             hint = f"write {name}[…] to read the tensor"
         elif name in self.context.visible():
             hint = f"{name!r} is a value; write '*' to multiply"
@@ -241,7 +237,7 @@ class _Builder:
         self.report.error("E306", token, f"{quoted(name)} is not a function", hint)
 
     def on_index(self, tree: Tree) -> Typed | None:
-        token, nodes = tree.children[0], tree.children[1].children
+        token, nodes = _called(tree)
         indices = [self.build(n) for n in nodes]
         param = self.tensor(token)
         if param is None:
@@ -251,7 +247,7 @@ class _Builder:
             self.report.error(
                 "E404",
                 token,
-                f"{param.name!r} has {len(param.axes)} axes [{shape}], and {len(nodes)} indices stand here",
+                f"{param.name!r} has the axes [{shape}] and takes as many indices, not {len(nodes)}",
             )
             return None
         for index, node in zip(indices, nodes, strict=True):
@@ -299,3 +295,10 @@ class _Builder:
 
 def _parameters(name: str) -> str:
     return {1: "x", 2: "x, y", 3: "condition, x, y"}[FUNCTIONS[name]]
+
+
+def _called(tree: Tree) -> tuple[Token, list[Node]]:
+    """The name and the arguments of a call, or of a read."""
+    name, args = tree.children
+    assert isinstance(name, Token) and isinstance(args, Tree)
+    return name, args.children

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lark import Token
 
@@ -46,6 +47,7 @@ PLACES = {
     "softmax": Place("a softmax policy, whose argument is one number for a row", _ROW),
     "custom": Place("a custom weight"),
 }
+_VARIES = "a factor that varies belongs into score or weight"
 _WHY = {
     "s": "the score 's' is read by 'score' only",
     "q": "use 'row', the row's own number",
@@ -102,12 +104,25 @@ def check_free(token: Token, what: str, context: Context) -> bool:
     return True
 
 
+def spoil(token: Token, names: dict[str, Any], context: Context) -> None:
+    """Note a name whose definition has a fault, so that its uses are not faults as well."""
+    name = str(token)
+    known = name in BUILTIN_NAMES or name in FUNCTION_NAMES or name in context.visible()
+    if token.type == "NAME" and not known:
+        names[name] = None
+
+
 def unknown(token: Token, context: Context) -> None:
     """Report a name that nothing defines."""
     name = str(token)
     if name in context.later:
         context.report.error(
-            "E304", token, f"{quoted(name)} is defined further down", "a let may use only lets above it"
+            "E304", token, f"{quoted(name)} is not defined yet at this place", "a let may use only lets above it"
+        )
+        return
+    if not name.isascii():
+        context.report.error(
+            "E301", token, f"unknown name {quoted(name)}", "it is not plain ASCII, whatever it looks like"
         )
         return
     other = _ELSEWHERE.get(name)
@@ -125,13 +140,11 @@ def check_place(value: Typed, span: Span | Token, name: str, place: Place, repor
     if wrong:
         culprit = next(b for b in BUILTIN_NAMES if b in wrong)
         through = "" if culprit == name else f" (through {quoted(name)})"
-        report.error("E305", span, f"'{culprit}'{through} has no meaning in {place.words}", _WHY.get(culprit, ""))
+        report.error("E305", span, f"'{culprit}'{through} has no meaning in {place.words}", _WHY.get(culprit, _VARIES))
         return False
     if value.tensors and not place.tensors:
         tensor = min(value.tensors)
-        hint = (
-            "a factor that varies belongs into score or weight" if "scale" in place.words else "pass a float parameter"
-        )
+        hint = _VARIES if "scale" in place.words else "pass a float parameter"
         report.error("E305", span, f"the tensor {quoted(tensor)} cannot be read in {place.words}", hint)
         return False
     return True

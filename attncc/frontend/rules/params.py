@@ -18,7 +18,7 @@ from attncc.frontend.reader import Piece
 from attncc.frontend.report import Report, quoted, span_of
 from attncc.frontend.rules.context import Context
 from attncc.frontend.rules.expressions import integer, real
-from attncc.frontend.rules.names import check_new, check_shape
+from attncc.frontend.rules.names import check_new, check_shape, spoil
 from attncc.ir import CALL_AXES, ELEMENTS, Param, Type
 
 _OTHER_TYPES = {
@@ -49,13 +49,15 @@ def read_params(pieces: list[Piece], context: Context) -> None:
         pieces = pieces[:MAX_PARAMS]
     for piece in pieces:
         if piece.tree is None:
-            if piece.tokens[0].type == "NAME":
-                context.params.setdefault(str(piece.tokens[0]), None)
+            for token in piece.tokens:
+                spoil(token, context.params, context)
             continue
         parts = _sort_out(piece.tree)
         fresh = check_new(parts.name, "a parameter", context)
         param = _param(parts, context)
-        if fresh:
+        if not fresh:
+            spoil(parts.name, context.params, context)
+        else:
             context.params[str(parts.name)] = param
             context.spans[f"param:{parts.name}"] = piece.span
     for name, span in context.axes.items():

@@ -12,7 +12,7 @@ from attncc.frontend.reader import Piece
 from attncc.frontend.report import quoted, span_of
 from attncc.frontend.rules.context import Context, Typed
 from attncc.frontend.rules.expressions import Node, build
-from attncc.frontend.rules.names import PLACES, check_new
+from attncc.frontend.rules.names import PLACES, check_new, spoil
 from attncc.frontend.rules.operators import promote, words
 from attncc.ir import POLICIES, Expr, Softmax, Type, Var, walk
 
@@ -34,6 +34,7 @@ class Body:
     single: dict[str, Expr] = field(default_factory=dict)  # scale, weight, dropout
     softmax: Softmax = field(default_factory=Softmax)
     align: str = "end"
+    composed_too_large: bool = False  # told once
 
 
 def read_statements(pieces: list[Piece], context: Context) -> Body:
@@ -72,15 +73,16 @@ def _check_repeats(pieces: list[Piece], context: Context) -> list[Piece]:
 
 def _let(piece: Piece, body: Body, context: Context) -> None:
     if piece.tree is None:
-        if len(piece.tokens) > 1:
-            context.lets.setdefault(str(piece.tokens[1]), None)
+        spoil(piece.tokens[min(1, len(piece.tokens) - 1)], context.lets, context)
         return
     _, name, tree = piece.tree.children
     assert isinstance(name, Token)
     value = build(tree, PLACES["let"], context)
     fresh = check_new(name, "a let", context)
     context.later.discard(str(name))
-    if fresh:
+    if not fresh:
+        spoil(name, context.lets, context)
+    else:
         context.lets[str(name)] = value
         context.spans[f"let:{name}"] = piece.span
         if value is not None and _within_total(value, piece.span, context):
@@ -133,20 +135,21 @@ def _keep(kind: str, value: Typed, span: Span, body: Body, context: Context) -> 
         body.masks.append(value.expr)
     elif kind == "score":
         body.scores.append(value)
-        _check_composed(body.scores, span, context)
+        _check_composed(body, span, context)
     else:
         body.single[kind] = value.expr
         if kind == "dropout":
             _check_range(value, "the probability", span, 0.0, 1.0, context)
 
 
-def _check_composed(scores: list[Typed], span: Span, context: Context) -> None:
+def _check_composed(body: Body, span: Span, context: Context) -> None:
     """Each score's `s` is the one before it: their size multiplies where `s` stands twice, their depth adds up."""
     size = depth = 1
-    for score in scores:
+    for score in body.scores:
         uses = sum(1 for n in walk(score.expr) if isinstance(n, Var) and n.name == "s")
         size, depth = score.size + uses * (size - 1), score.depth + depth - 1
-    if size > MAX_NODES or depth > MAX_DEPTH:
+    if (size > MAX_NODES or depth > MAX_DEPTH) and not body.composed_too_large:
+        body.composed_too_large = True
         context.report.error(
             "E802",
             span,
@@ -178,7 +181,7 @@ def _align(tree: Tree, body: Body, context: Context) -> None:
 def _softmax(tree: Tree, body: Body, context: Context) -> None:
     name = tree.children[1]
     assert isinstance(name, Token)
-    args: list[Tree] = list(tree.children[2].children) if len(tree.children) > 2 else []  # type: ignore[union-attr,arg-type]
+    args: list[Tree] = list(tree.children[2].children) if len(tree.children) > 2 else []
     if name not in POLICIES:
         hint = context.report.suggest(name, POLICIES, "policies are " + ", ".join(POLICIES))
         context.report.error("E503", name, f"unknown softmax policy {quoted(name)}", hint)
