@@ -3,5 +3,6 @@
 from attncc.analysis.evaluate import Env, evaluate
 from attncc.analysis.lift import nonnegative
 from attncc.analysis.solve import visits
+from attncc.analysis.widths import Widths, widths
 
-__all__ = ["Env", "evaluate", "nonnegative", "visits"]
+__all__ = ["Env", "Widths", "evaluate", "nonnegative", "visits", "widths"]

@@ -17,8 +17,9 @@ ANY: Range = (None, None)
 class Facts:
     """What is known of the names.
 
-    `ranges` gives numbers, inclusive. `above` names, for a variable, an affine upper bound ({name: coefficient}, constant)
-    that holds in every call, `below` a lower one: `k <= k_len - 1`, `first <= last`. `tensors` gives the range of elements.
+    `ranges` gives numbers, inclusive. `above` names, for a variable, an affine upper bound ({name: coefficient},
+    constant) that holds in every call, `below` a lower one: `k <= k_len - 1`, `first <= last`. `tensors` gives the
+    range of elements.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class Facts:
     below: Mapping[str, tuple[Mapping[str, int], int]] = field(default_factory=dict)
     tensors: Mapping[str, Range] = field(default_factory=dict)
     sorted: frozenset[str] = frozenset()
+    extents: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)  # of a tensor's axes: names or numbers
 
 
 def numeric(e: Term) -> Range:
@@ -160,6 +162,6 @@ def _search(e: Term) -> Range:
 
 
 _RULES = {
-    "const": _const, "var": _var, "sum": _sum, "mul": _mul, "div": _div, "mod": _mod, "abs": _abs, "min": _min, "max": _max,
-    "where": _where, "load": _load, "raw": _raw, "table": _table, "search": _search,
+    "const": _const, "var": _var, "sum": _sum, "mul": _mul, "div": _div, "mod": _mod, "abs": _abs, "min": _min,
+    "max": _max, "where": _where, "load": _load, "raw": _raw, "table": _table, "search": _search,
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""From terms back to expressions that a person reads: sums in order, comparisons with both sides, names for shared parts."""
+"""From terms back to expressions that a person reads: sums in order, comparisons with both sides, shared parts
+named."""
 
 from __future__ import annotations
 
@@ -171,23 +172,28 @@ class Emitter:
     def _table(self, e: Term) -> Expr:
         table: Table = e.val
         key = (table.kind, table.axis, table.body.id)
-        summary = self.summaries.get(key)
-        if summary is None:
-            summary = self.summaries[key] = self._summary(table)
+        if key not in self.summaries:
+            made = self._summary(table)
+            self.summaries[key] = made  # behind those that it reads itself
+        summary = self.summaries[key]
         over = tuple(Var(n, "int") for n in summary.over)
         return Read(summary.name, (*over, self(e.args[0])), "int")
 
     def _summary(self, table: Table) -> Summary:
         """Named after the tensor that it sums up and the side of the tile."""
-        inner = Emitter(self.spec, [("q", _q(self.spec, table.body))] if self.spec.align == "end" else ())
+        folds = [("q", _q(table.body))] if self.spec.align == "end" and table.kind in ("min", "max") else ()
+        inner = Emitter(self.spec, folds)
+        inner.summaries, inner._taken = self.summaries, self._taken
         value = inner(table.body)
-        read = sorted(tensors(value))
         side = SIDES[table.axis]
+        inside = [s for s in self.summaries.values() if s.name in tensors(value)]
+        over = names(value) | {n for s in inside for n in s.over}
+        read = sorted((tensors(value) - {s.name for s in inside}) | {t for s in inside for t in tensors(s.value)})
         name = self._free(f"{'_'.join(read[:2]) or 'part'}_{side}_{table.kind}")
-        return Summary(name, side, table.kind, value, tuple(n for n in PROGRAM if n in names(value)))
+        return Summary(name, side, table.kind, value, tuple(n for n in PROGRAM if n in over))
 
 
-def _q(spec: AttentionSpec, like: Term) -> Term:
+def _q(like: Term) -> Term:
     home = like.home
     return home.var("row") + home.var("k_len") - home.var("q_len")
 

@@ -58,7 +58,7 @@ def _read(x: Read, env: Env, indices: list[Value]) -> Value:
     """An element; 0 or false outside any axis."""
     tensor = env.tensors[x.tensor]
     packed = x.tensor in env.bits
-    extents = [*tensor.shape[:-1], tensor.shape[-1] * 32] if packed else tensor.shape
+    extents = (*tensor.shape[:-1], tensor.shape[-1] * 32) if packed else tensor.shape
     inside: Value = True
     clipped = []
     for i, n in zip(indices, extents):
@@ -67,7 +67,8 @@ def _read(x: Read, env: Env, indices: list[Value]) -> Value:
     if 0 in extents:
         return np.zeros(np.broadcast(*indices).shape, dtype=bool if x.type == "bool" else np.int64)
     if packed:
-        word = tensor[(*clipped[:-1], clipped[-1] // 32)].astype(np.int64)
+        at = (*clipped[:-1], clipped[-1] // 32)
+        word = tensor[at].astype(np.int64)
         found = (word >> (np.asarray(clipped[-1]) % 32)) & 1
     else:
         found = tensor[tuple(clipped)]
@@ -93,9 +94,12 @@ def floor_modulo(a: Value, n: Value) -> Value:
 
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "//": floor_divide, "%": floor_modulo, "neg": np.negative,
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative,
+    "//": floor_divide, "%": floor_modulo,
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
-    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "abs": np.abs, "min": np.minimum, "max": np.maximum,
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sqrt": np.sqrt, "where": np.where,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "floor": lambda x: np.floor(x).astype(np.int64), "float": lambda x: np.asarray(x, np.float64),
+    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
+    "abs": np.abs, "min": np.minimum, "max": np.maximum, "where": np.where,
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sqrt": np.sqrt,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "floor": lambda x: np.floor(x).astype(np.int64),
+    "float": lambda x: np.asarray(x, np.float64),
 }  # fmt: skip

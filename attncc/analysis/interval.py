@@ -1,12 +1,13 @@
-"""What a tile knows of a term: its least and greatest value, and for a boolean whether it must or may hold somewhere."""
+"""What a tile knows of a term: its least and greatest value, and whether a boolean must or may hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from attncc.analysis.bounds import Range, numeric
-from attncc.analysis.terms import ATOMS, Algebra, Term, visit
+from attncc.analysis.terms import ATOMS, Algebra, Term, rebuild, visit
 from attncc.ir import tensors as _tensors
 
 Pair = tuple[Term, Term]
@@ -18,10 +19,11 @@ class Unbounded(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a table node holds: the least or greatest `body` over the positions of one tile of `axis`, or a scan of tiles."""
+    """What a table node holds for each tile of `axis`: an extreme of `body` over its positions, or a scan of inner
+    tiles."""
 
-    kind: str  # min | max | first | last | run_first | run_last
-    axis: str  # row | k
+    kind: str  # min | max of an integer; first | stop | count of the inner tiles for which a boolean holds
+    axis: str  # row | k, of the tiles that it has an entry for
     body: Term
     range: Range
 
@@ -73,10 +75,8 @@ class Domain:
 
     def _tabled(self, e: Term, x: str) -> Pair:
         """One position, with reads: the two ends of sorted tensors, else tables."""
-        a = self.algebra
-        if e.op == "load" and e.val in a.facts.sorted and e.args[-1].free & {x}:
-            if not any(x in i.free for i in e.args[:-1]):
-                return self._ends(e)
+        if self._two_ends(e) and x in e.args[-1].free and not any(x in i.free for i in e.args[:-1]):
+            return self._ends(e)
         if not self.use_tables:
             return self._unknown(e)
         return tuple(self.table(kind, x, e, numeric(e), self.tiles[x]) for kind in ("min", "max"))  # type: ignore[return-value]
@@ -91,21 +91,15 @@ class Domain:
         return self.algebra.node("table", (index,), table, free)
 
     def _ends(self, e: Term) -> Pair:
-        """A sorted tensor between two indices. Outside the axis a read gives 0, which order does not cover."""
-        a = self.algebra
+        """A sorted tensor between two indices. Outside its axis a read gives 0, which order does not cover."""
+        home = self.algebra
         low, high = self.extremes(e.args[-1])
-        at = lambda i: a.node("load", (*e.args[:-1], i), e.val)
-        inside = low is not None and (numeric(low)[0] or -1) >= 0 and self._on_axis(high)
-        if inside or (numeric(low)[0] == 0 and self._on_axis(high)):
-            return at(low), at(high)
-        if self._on_axis(high):  # some first indices may be negative: their reads give 0
-            return a.least(at(low), at(a.most(low, 0))), a.most(at(low), at(high))
-        return self._unknown(e)
-
-    def _on_axis(self, high: Term) -> bool:
-        """Is the index sure to stay below the length of the key axis (tables over positions are [k])?"""
-        top = numeric(high - self.algebra.var("k_len"))[1]
-        return top is not None and top < 0
+        extent = home.facts.extents[e.val][-1]
+        beyond = home.var(extent) if isinstance(extent, str) else home.const(extent)
+        ends = (home.most(low, 0), home.least(high, beyond - 1))
+        least, greatest = (home.node("load", (*e.args[:-1], i), e.val) for i in ends)
+        inside = low.ge(0) & high.lt(beyond)
+        return home.where(inside, least, home.least(least, 0)), home.where(inside, greatest, home.most(greatest, 0))
 
     def _sum(self, e: Term) -> Pair:
         """Terms of one position that read tensors share one table, and take the plain terms of that position in."""
@@ -136,9 +130,8 @@ class Domain:
     def _mul(self, e: Term) -> Pair:
         x, y = e.args
         (a, b), (c, d) = self.extremes(x), self.extremes(y)
-        sure = lambda t: (numeric(t)[0] or -1) >= 0 or numeric(t)[0] == 0
         for (l1, h1), (l2, h2) in (((a, b), (c, d)), ((c, d), (a, b))):
-            if sure(l1) and (l1 is h1 or sure(l2)):
+            if l1.ge(0) is self.algebra.true and (l1 is h1 or l2.ge(0) is self.algebra.true):
                 return l1 * l2, h1 * h2
         corners = (a * c, a * d, b * c, b * d)
         return self.algebra.least(*corners), self.algebra.most(*corners)
@@ -188,16 +181,16 @@ class Domain:
     def _holds(self, e: Term) -> Pair:
         home = self.algebra
         if e.op in ("and", "or"):
-            join = home.all if e.op == "and" else home.any
+            join = home.every if e.op == "and" else home.some
             pairs = [self.holds(x) for x in e.args]
             return join(a for a, _ in pairs), join(b for _, b in pairs)
         if e.op == "ne0":
             must, may = self.holds(home.node("eq0", e.args))
             return ~may, ~must
         try:
-            circle = self._residue(e)
-            if circle is not None:
-                return circle
+            special = self._residue(e) or self._cells(e)
+            if special is not None:
+                return special
             low, high = self.extremes(e.args[0])
         except Unbounded:
             return home.false, home.true
@@ -219,6 +212,37 @@ class Domain:
         may = ((high - r1) // n).ge(-((r2 - low) // n))
         must = (high - r2).le(n * ((low - r1) // n))
         return valid & must, valid & may
+
+    def _cells(self, e: Term) -> Pair | None:
+        """One read that moves with both positions, and nothing else does: a table of blocks. Where the tile covers few
+        blocks they are all looked at."""
+        home = self.algebra
+        moving = [t for t in e.args[0].affine[0] if self.moves(t)]
+        if len(moving) != 1 or moving[0].op != "load" or len(self.moves(moving[0])) < 2:
+            return None
+        t = moving[0]
+        few, choices = [], []
+        for i in t.args:
+            low, high = self.extremes(i)
+            count = 1 if low is high else _blocks(i)
+            few.append((high - low).lt(count))
+            choices.append([low, high] if count == 2 else [home.least(low + j, high) for j in range(count)])
+        atoms = [
+            rebuild(e, (e.args[0] + _factor(e, t) * (home.node("load", at, t.val) - t),)) for at in product(*choices)
+        ]
+        known = home.every(few)
+        return known & home.every(atoms), ~known | home.some(atoms)
+
+
+def _factor(e: Term, t: Term) -> int:
+    return e.args[0].affine[0][t]
+
+
+def _blocks(index: Term) -> int:
+    """How many blocks of an axis are looked at: those of constant size that 128 positions hold, at most 4."""
+    divisor = index.args[1] if index.op == "div" else None
+    size = divisor.val if divisor is not None and divisor.op == "const" else 64
+    return max(2, min(4, -(-128 // size)))
 
 
 def residue(e: Term, moves: Callable[[Term], bool]) -> tuple[Term, Term, Term, Term] | None:

@@ -13,6 +13,7 @@ ELEMENT_RANGES: dict[str, Range] = {
 }  # fmt: skip
 AXES = {"q": "row", "k": "k"}  # side of a tile -> the position that runs over it
 LENGTHS = {"row": "q_len", "k": "k_len"}
+EXTENTS = {**LENGTHS, "b": "b_len", "h": "h_len"}
 
 
 def divisors(spec: AttentionSpec) -> frozenset[str]:
@@ -49,11 +50,12 @@ def spec_facts(spec: AttentionSpec, outer: str | None = None) -> Facts:
         inner = "k" if outer == "q" else "q"
         for side, begin, end in ((outer, "first", "last"), (inner, "inner_first", "inner_last")):
             above[end] = ({LENGTHS[AXES[side]]: 1}, -1)
-            above[begin], below[end] = ({end: 1}, 0), {}
+            above[begin] = ({end: 1}, 0)
             below[end] = ({begin: 1}, 0)
     tensors = {p.name: ELEMENT_RANGES[p.element] for p in spec.tensors if p.element in ELEMENT_RANGES}
     ordered = frozenset(p.name for p in spec.tensors if p.sorted)
-    return Facts(ranges, above, below, tensors, ordered)
+    extents = {p.name: tuple(EXTENTS.get(a, a) if isinstance(a, str) else a for a in p.axes) for p in spec.tensors}
+    return Facts(ranges, above, below, tensors, ordered, extents)
 
 
 class Lift:
@@ -118,13 +120,13 @@ class Lift:
     def _bool(self, e: Expr) -> Term:
         a = self.algebra
         if isinstance(e, Const):
-            return a.bool(bool(e.value))
+            return a.truth(bool(e.value))
         if isinstance(e, Read):
             return a.node("load", tuple(map(self, e.indices)), e.tensor).ge(1)
         if not isinstance(e, Op):
             return self._raw(e).ge(1)
         if e.op in ("and", "or"):
-            return (a.all if e.op == "and" else a.any)(tuple(map(self, e.args)))
+            return (a.every if e.op == "and" else a.some)(tuple(map(self, e.args)))
         if e.op == "not":
             return ~self(e.args[0])
         if e.op == "where":
@@ -150,7 +152,7 @@ def _compare(op: str, x: Term, y: Term) -> Term:
 def nonnegative(e: Expr, spec: AttentionSpec, lets: tuple[tuple[str, Expr], ...] = ()) -> bool:
     """Is the int expression proved to be at least 0? True is a proof for every call; False means unknown.
 
-    Names of `lets` (those of Visits) stand for their values; `first`, `last` and `tile` may belong to a tile of either side.
+    Names of `lets` (those of Visits) stand for their values; `first`, `last`, `tile` may be of a tile of either side.
     """
     for outer in ("q", "k"):
         lift = Lift(spec, Algebra(spec_facts(spec, outer)))

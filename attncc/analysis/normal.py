@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from attncc.analysis.bounds import numeric
 from attncc.analysis.lift import LENGTHS
@@ -66,7 +67,7 @@ class Solver:
             return self._le(e)
         if self._splits(e):
             halves = (home.le0(e), home.le0(-e)) if b.op == "eq0" else (home.le0(e + 1), home.le0(1 - e))
-            return self.clauses(home.all(halves) if b.op == "eq0" else home.any(halves))
+            return self.clauses(home.every(halves) if b.op == "eq0" else home.some(halves))
         return [Clause(opaque=frozenset((b,)))]
 
     def _product(self, b: Term) -> list[Clause]:
@@ -161,7 +162,7 @@ def _opened(t: Term, c: int, others: Term) -> Term:
         g, a, b = t.args
         return (g & home.le0(others + c * a)) | (~g & home.le0(others + c * b))
     a, b = (t.args[0], -t.args[0]) if t.op == "abs" else t.args
-    join = home.all if (c > 0) == (t.op != "min") else home.any  # c max(a, b) <= r: both for c > 0, either for c < 0
+    join = home.every if (c > 0) == (t.op != "min") else home.some  # c max(a, b) <= r: both for c > 0, either for c < 0
     return join((home.le0(others + c * a), home.le0(others + c * b)))
 
 
@@ -201,14 +202,19 @@ def simplify(clauses: Sequence[Clause]) -> list[Clause]:
     ]
 
 
+def ordered(group: Terms) -> list[Term]:
+    """The same order in every run."""
+    return sorted(group, key=lambda e: e.id)
+
+
 def _most(group: Terms) -> Term:
-    ordered = sorted(group, key=lambda e: e.id)
-    return ordered[0].home.most(*ordered)
+    first, *others = ordered(group)
+    return first.home.most(first, *others)
 
 
 def _least(group: Terms) -> Term:
-    ordered = sorted(group, key=lambda e: e.id)
-    return ordered[0].home.least(*ordered)
+    first, *others = ordered(group)
+    return first.home.least(first, *others)
 
 
 Merge = Callable[[Clause, Clause], "Clause | None"]
@@ -222,9 +228,9 @@ def merged(clauses: list[Clause], x: str) -> list[Clause]:
 
 def _merge_all(clauses: list[Clause], merge: Merge) -> list[Clause]:
     clauses = list(clauses)
-    pairs = lambda: ((i, j) for i in range(len(clauses)) for j in range(i + 1, len(clauses)))
     while True:
-        found = next(((i, j, m) for i, j in pairs() if (m := merge(clauses[i], clauses[j])) is not None), None)
+        pairs = combinations(range(len(clauses)), 2)
+        found = next(((i, j, m) for i, j in pairs if (m := merge(clauses[i], clauses[j])) is not None), None)
         if found is None:
             return clauses
         i, j, m = found

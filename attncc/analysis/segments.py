@@ -1,12 +1,13 @@
 """Ranges of inner tiles joined, split and bounded in number, by min and max alone.
 
-Coverage at x is #{begins <= x} - #{ends <= x}: it depends only on the two multisets. So sorting begins and ends apart keeps a
-union (and a difference) while no pair has to be moved together.
+Coverage at x is #{begins <= x} - #{ends <= x}: it depends only on the two multisets. So sorting begins and ends apart
+keeps a union (and a difference) while no pair has to be moved together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from attncc.analysis.terms import Term
 
@@ -38,7 +39,7 @@ def union(ranges: Ranges) -> Ranges:
 
 
 def fuse(ranges: Ranges) -> Ranges:
-    """In order, and where one begins within or just behind the other both share a begin, so that rounding does not split them."""
+    """In order; where one begins within or just behind another both share a begin, so that rounding splits none."""
     begins, ends = sort([a for a, _ in ranges]), sort([b for _, b in ranges])
     shared = begins[:1]
     for i in range(1, len(begins)):
@@ -83,7 +84,7 @@ def hull(ranges: Ranges, n: int, most: Term) -> tuple[Ranges, bool]:
     if n == 1:
         return [(first, last)], True
     widest, left, right = home.const(0), first, first
-    for (_, b), (c, d) in zip(ranges, ranges[1:]):
+    for (_, b), (c, d) in pairwise(ranges):
         gap = home.where(b.ge(1) & c.lt(d), c - b, 0)
         wins = widest.lt(gap)
         widest, left, right = home.most(gap, widest), home.where(wins, b, left), home.where(wins, c, right)

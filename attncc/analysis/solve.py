@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import Domain, Unbounded, reads, residue
 from attncc.analysis.lift import AXES, LENGTHS, Lift, spec_facts
-from attncc.analysis.normal import Clause, Solver, merged
+from attncc.analysis.normal import Clause, Solver, merged, ordered
 from attncc.analysis.segments import Ranges, fuse, hull, longest, subtract, union
 from attncc.analysis.terms import Algebra, Term, sure_le
 from attncc.ir import AttentionSpec, Expr, Segment, Visits
@@ -23,6 +23,7 @@ class Span:
     stop: Term
     ok: Term
     exact: bool = True  # not narrowed by conditions on the outer tile
+    tiles: tuple[Term, Term] | None = None  # further bounds, begin and end in inner tiles
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,11 @@ def frame(spec: AttentionSpec, outer: str, use_tables: bool) -> Frame:
 def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: bool = False, ranges: int = 2) -> Visits:
     """The inner tiles that a tile of the `outer` side ("q" or "k") visits.
 
-    The tile is given by `first`, `last` (inclusive positions on its own axis: `row` numbers or keys, `last` clipped to the length)
-    and `tile`, its number. `tables` allows summaries of tensors, made before the kernel; without them, what needs one is visited
-    and masked. `search` allows Op("search", (Read(T, (.., x)), value)): the first position x with T[.., x] >= value in a
-    tensor declared sorted, the axis' length where there is none. At most `ranges` ranges that hold something and as many full ones.
+    The tile is given by `first`, `last` (inclusive positions on its own axis: `row` numbers or keys, `last` clipped
+    to the length) and `tile`, its number. `tables` allows summaries of tensors, made before the kernel; without them,
+    what needs one is visited and masked. `search` allows Op("search", (Read(T, (.., x)), value)): the first position
+    x with T[.., x] >= value in a tensor declared sorted, the axis' length where there is none. At most `ranges`
+    ranges (1 or 2) hold something, and as many are full.
     """
     f = frame(spec, outer, tables)
     mask = Lift(spec, f.algebra).mask()
@@ -89,44 +91,59 @@ def _folds(spec: AttentionSpec, f: Frame) -> list[tuple[str, Term]]:
 
 
 def _narrowed(c: Clause, f: Frame) -> tuple[Domain, list[Term], Term]:
-    """The part of the outer tile that the clause's conditions leave, the conditions left over, and whether any part is left."""
+    """The part of the outer tile that the clause's conditions leave, the conditions left over, and whether any part
+    is left."""
     home = f.algebra
-    first, last = low, high = f.domain.bounds[f.y]
-    left = []
-    for g in sorted(c.conditions, key=lambda e: e.id):
+    first, last = f.domain.bounds[f.y]
+    lows, highs, left = [first], [last], []
+    for g in ordered(c.conditions):
         solved = Solver(f.y).clauses(g) if f.y in g.free else []
         if len(solved) == 1 and not solved[0].opaque and not solved[0].conditions:
-            low = home.most(low, *solved[0].lower)
-            high = home.least(high, *solved[0].upper)
+            lows += ordered(solved[0].lower)
+            highs += ordered(solved[0].upper)
         else:
             left.append(g)
-    if low is first and high is last:
+    if len(lows) == len(highs) == 1:
         return f.domain, left, home.true
-    return f.domain.narrow(f.y, low, high), left, low.le(high)
+    some_left = home.every([a.le(b) for a in lows for b in highs])
+    return f.domain.narrow(f.y, home.most(*lows), home.least(*highs)), left, some_left
 
 
 def _may(c: Clause, f: Frame) -> Span:
     """No pair of the tile that the clause keeps lies outside."""
     home = f.algebra
     domain, left, ok = _narrowed(c, f)
-    ok = home.all([ok, *(domain.holds(g)[1] for g in left)])
+    ok = home.every([ok, *(domain.holds(g)[1] for g in left)])
     low, stop = home.const(0), f.length
     exact = domain is f.domain
-    for bound in _ordered(c.lower):
+    for bound in ordered(c.lower):
         kept = _where_kept(c, bound, f, f.length)
         exact &= kept is bound
         with suppress(Unbounded):
             low = home.most(low, domain.extremes(kept)[0])
-    for bound in _ordered(c.upper):
+    for bound in ordered(c.upper):
         kept = _where_kept(c, bound, f, home.const(-1))
         exact &= kept is bound
         with suppress(Unbounded):
-            stop = home.least(stop, domain.extremes(kept)[1] + 1)
-    return Span(low, home.most(0, stop), ok, exact)
+            stop = home.least(stop, home.shifted(domain.extremes(kept)[1], 1))
+    scan = _scanned(c, f, must=False)
+    return Span(low, home.most(0, stop), ok, exact, scan and scan[:2])
 
 
-def _ordered(group: frozenset[Term]) -> list[Term]:
-    return sorted(group, key=lambda e: e.id)
+def _scanned(c: Clause, f: Frame, must: bool) -> tuple[Term, Term, Term] | None:
+    """First inner tile, one past the last, and number of those in which the clause's opaque atoms may (must) hold.
+
+    Only for atoms that read tensors: a pass before the kernel looks at every pair of tiles.
+    """
+    home, d = f.algebra, f.domain
+    both = d.bounds.keys()
+    if not d.use_tables or not any(reads(o, frozenset(both)) for o in c.opaque):
+        return None
+    test = home.every([d.holds(o)[0 if must else 1] for o in ordered(c.opaque)])
+    if test.op == "bool":
+        return None
+    first, stop, count = (d.table(kind, f.y, test, (0, None), d.tiles[f.y]) for kind in ("first", "stop", "count"))
+    return first, stop, count
 
 
 def _where_kept(c: Clause, bound: Term, f: Frame, otherwise: Term) -> Term:
@@ -134,24 +151,27 @@ def _where_kept(c: Clause, bound: Term, f: Frame, otherwise: Term) -> Term:
     data = [g for g in c.conditions if f.y in g.free and reads(g, frozenset((f.y,)))]
     if not data or not f.domain.use_tables or not reads(bound, frozenset((f.y,))):
         return bound
-    return f.algebra.where(f.algebra.all(data), bound, otherwise)
+    return f.algebra.where(f.algebra.every(data), bound, otherwise)
 
 
 def _must(c: Clause, f: Frame) -> Span:
     """Every pair of the tile inside is kept by the clause."""
     home, domain = f.algebra, f.domain
-    ok = home.all([domain.holds(g)[0] for g in _ordered(c.conditions)])
-    if c.opaque:
+    ok = home.every([domain.holds(g)[0] for g in ordered(c.conditions)])
+    scan = _scanned(c, f, must=True) if c.opaque else None
+    if scan is not None:
+        ok = ok & (scan[1] - scan[0]).eq(scan[2])  # they lie side by side
+    elif c.opaque:
         ok = home.false
     low, stop = home.const(0), f.length
     try:
-        for bound in _ordered(c.lower):
+        for bound in ordered(c.lower):
             low = home.most(low, domain.extremes(bound)[1])
-        for bound in _ordered(c.upper):
-            stop = home.least(stop, domain.extremes(bound)[0] + 1)
+        for bound in ordered(c.upper):
+            stop = home.least(stop, home.shifted(domain.extremes(bound)[0], 1))
     except Unbounded:
         ok = home.false
-    return Span(low, home.most(0, stop), ok)
+    return Span(low, home.most(0, stop), ok, tiles=scan and scan[:2])
 
 
 @dataclass(frozen=True)
@@ -170,14 +190,18 @@ def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
     The full part lies inside by itself, but where it is empty: then its place is anywhere, and is put inside.
     """
     home, t = f.algebra, f.size
-    begin = may.low // t
-    end = home.where(may.ok, home.ceiling(may.stop, t), 0)
+    begin, end = may.low // t, home.ceiling(may.stop, t)
+    if may.tiles is not None:
+        begin, end = home.most(begin, may.tiles[0]), home.least(end, may.tiles[1])
+    end = home.where(may.ok, end, 0)
     if must.ok is home.false:
         return Tiles(begin, end, end, end)
-    full_begin = home.ceiling(must.low, t)
+    full_begin, full_end = home.ceiling(must.low, t), must.stop // t
+    if must.tiles is not None:
+        full_begin, full_end = home.most(full_begin, must.tiles[0]), home.least(full_end, must.tiles[1])
     if full_begin is not begin:
         full_begin = home.least(full_begin if may.exact else home.most(full_begin, begin), end)
-    return Tiles(begin, end, full_begin, home.most(home.where(must.ok, must.stop // t, 0), full_begin))
+    return Tiles(begin, end, full_begin, home.most(home.where(must.ok, full_end, 0), full_begin))
 
 
 def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
@@ -202,9 +226,9 @@ def _in_order(tiles: list[Tiles], spans: list[tuple[Span, Span]]) -> list[Tiles]
     if len(tiles) != 2 or any(may.ok.op != "bool" for may, _ in spans):
         return None
     a, b = tiles
-    if not (sure_le(a.begin, b.begin) and sure_le(a.end, b.end)):
+    if not (sure_le(a.begin, b.begin, 6) and sure_le(a.end, b.end, 6)):
         a, b = b, a
-    if not (sure_le(a.begin, b.begin) and sure_le(a.end, b.end)):
+    if not (sure_le(a.begin, b.begin, 6) and sure_le(a.end, b.end, 6)):
         return None
     home = a.begin.home
     end = home.least(a.end, b.begin)
@@ -222,12 +246,19 @@ def _many_ranges(
     parts: Ranges = []
     whole: Ranges = []
     for may, must in spans:
+        begin, end = may.low // t, home.ceiling(may.stop, t)
         ok = may.ok & may.low.lt(may.stop)
+        if may.tiles is not None:
+            begin, end = home.most(begin, may.tiles[0]), home.least(end, may.tiles[1])
+            ok = ok & begin.lt(end)
         if ok is not home.false:
-            parts.append((home.where(ok, may.low // t, 0), home.where(ok, home.ceiling(may.stop, t), 0)))
-        ok = must.ok & must.low.lt(must.stop)
+            parts.append((home.where(ok, begin, 0), home.where(ok, end, 0)))
+        low, stop = must.low, must.stop
+        if must.tiles is not None:
+            low, stop = home.most(low, must.tiles[0] * t), home.least(stop, must.tiles[1] * t)
+        ok = must.ok & low.lt(stop)
         if ok is not home.false:
-            whole.append((home.where(ok, must.low, 0), home.where(ok, must.stop, 0)))
+            whole.append((home.where(ok, low, 0), home.where(ok, stop, 0)))
     if not parts:
         return (), (), False
     kept, widened = hull(union(parts), most, home.ceiling(f.length, t))

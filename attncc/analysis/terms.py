@@ -1,12 +1,13 @@
 """The form in which masks are solved: integers affine, booleans over `e <= 0`, `e == 0`, `e != 0`, no negation.
 
-Every term belongs to one `Algebra`, which interns it: equal terms are the same object, so cancelling (`q - w <= k - w`)
-and shared parts come for free. Division and modulo floor, and their divisors are at least 1 (the way in, lift.py, sees to it).
+Every term belongs to one `Algebra`, which interns it: equal terms are the same object, so cancelling (`q - w <= k -
+w`) and shared parts come for free. Division and modulo floor, and their divisors are at least 1 (the way in, lift.py,
+sees to it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Union
@@ -58,10 +59,10 @@ class Term:
         return self.home.remainder(self, other)
 
     def __and__(self, other: Term) -> Term:
-        return self.home.all((self, other))
+        return self.home.every((self, other))
 
     def __or__(self, other: Term) -> Term:
-        return self.home.any((self, other))
+        return self.home.some((self, other))
 
     def __invert__(self) -> Term:
         return self.home.negation(self)
@@ -99,6 +100,7 @@ class Algebra:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.ranges: dict[int, tuple[int | None, int | None]] = {}
+        self.order: dict[tuple[int, int, int], bool] = {}
         self._table: dict[tuple[Any, ...], Term] = {}
         self.true, self.false = self.node("bool", (), True), self.node("bool", (), False)
 
@@ -117,7 +119,7 @@ class Algebra:
     def var(self, name: str) -> Term:
         return self.node("var", (), name)
 
-    def bool(self, value: bool) -> Term:
+    def truth(self, value: bool) -> Term:
         return self.true if value else self.false
 
     def term(self, value: Like) -> Term:
@@ -241,6 +243,14 @@ class Algebra:
             return b if op == "min" else a
         return self.node(op, (a, b) if a.id <= b.id else (b, a))
 
+    def shifted(self, e: Term, c: int) -> Term:
+        """e + c with the constant put inside: min(a, b) + 1 is min(a + 1, b + 1), where the constants may cancel."""
+        if e.op in ("min", "max"):
+            return self._extreme(e.op, tuple(self.shifted(a, c) for a in e.args))
+        if e.op == "where":
+            return self.where(e.args[0], self.shifted(e.args[1], c), self.shifted(e.args[2], c))
+        return e + c
+
     def where(self, c: Term, a: Like, b: Like) -> Term:
         a, b = self.term(a), self.term(b)
         if c is self.true or a is b:
@@ -283,21 +293,21 @@ class Algebra:
 
     def ne0(self, e: Like) -> Term:
         same = self.eq0(e)
-        return self.bool(not same.val) if same.op == "bool" else self.node("ne0", same.args)
+        return self.truth(not same.val) if same.op == "bool" else self.node("ne0", same.args)
 
     def negation(self, a: Term) -> Term:
         if a.op == "bool":
-            return self.bool(not a.val)
+            return self.truth(not a.val)
         if a.op == "le0":
             return self.le0(1 - a.args[0])
         if a.op in ("eq0", "ne0"):
             return self.node("ne0" if a.op == "eq0" else "eq0", a.args)
-        return (self.any if a.op == "and" else self.all)(tuple(self.negation(x) for x in a.args))
+        return (self.some if a.op == "and" else self.every)(tuple(self.negation(x) for x in a.args))
 
-    def all(self, parts: Iterable[Term]) -> Term:
+    def every(self, parts: Iterable[Term]) -> Term:
         return self._joined("and", parts, self.true, self.false)
 
-    def any(self, parts: Iterable[Term]) -> Term:
+    def some(self, parts: Iterable[Term]) -> Term:
         return self._joined("or", parts, self.false, self.true)
 
     def _joined(self, op: str, parts: Iterable[Term], unit: Term, zero: Term) -> Term:
@@ -321,27 +331,34 @@ def is_bool(e: Term) -> bool:
     return e.op in ("bool", "le0", "eq0", "ne0", "and", "or")
 
 
-def sure_le(a: Term, b: Term, depth: int = 6) -> bool:
+def sure_le(a: Term, b: Term, depth: int = 3) -> bool:
     """Is a <= b for everything that the facts allow? False means unknown."""
     if a is b:
         return True
+    key = (a.id, b.id, depth)
+    known = a.home.order.get(key)
+    if known is None:
+        known = a.home.order[key] = _sure_le(a, b, depth)
+    return known
+
+
+def _sure_le(a: Term, b: Term, depth: int) -> bool:
     gap = numeric(b - a)[0]
-    if gap is not None and gap >= 0:
-        return True
+    if gap is not None:
+        return gap >= 0
     if not depth:
         return False
-    deeper = lambda x, y: sure_le(x, y, depth - 1)
-    if a.op in ("min", "max") and (any if a.op == "min" else all)(deeper(x, b) for x in a.args):
+    if a.op in ("min", "max") and (any if a.op == "min" else all)(sure_le(x, b, depth - 1) for x in a.args):
         return True
-    if b.op in ("min", "max") and (any if b.op == "max" else all)(deeper(a, y) for y in b.args):
+    if b.op in ("min", "max") and (any if b.op == "max" else all)(sure_le(a, y, depth - 1) for y in b.args):
         return True
     if a.op == b.op == "div" and a.args[1] is b.args[1]:
-        return deeper(a.args[0], b.args[0])
+        return sure_le(a.args[0], b.args[0], depth - 1)
     parts, c = (b - a).affine  # x + y <= x + z
     if len(parts) != 2 or c < 0 or set(parts.values()) != {1, -1}:
         return False
     small, large = sorted(parts, key=lambda t: parts[t])
-    return (small, large) != (a, b) and deeper(small, large)
+    return (small, large) != (a, b) and sure_le(small, large, depth - 1)
 
 
 def visit(*roots: Term) -> Iterator[Term]:
@@ -364,11 +381,11 @@ def rebuild(e: Term, args: tuple[Term, ...]) -> Term:
     if e.op == "sum":
         return home.total(zip(e.val[0], args), e.val[1])
     if e.op in ("and", "or"):
-        return (home.all if e.op == "and" else home.any)(args)
-    make = {
+        return (home.every if e.op == "and" else home.some)(args)
+    makers: dict[str, Callable[..., Term]] = {
         "mul": home.product, "div": home.quotient, "mod": home.remainder, "abs": home.absolute, "min": home.least,
         "max": home.most, "where": home.where, "le0": home.le0, "eq0": home.eq0, "ne0": home.ne0,
-    }.get(e.op)  # fmt: skip
-    if make:
-        return make(*args)
+    }  # fmt: skip
+    if e.op in makers:
+        return makers[e.op](*args)
     return home.node(e.op, args, e.val) if args else e

@@ -1,8 +1,8 @@
 """Which tiles of the inner axis a tile of the outer axis visits: data, printed by every template.
 
-The expressions are scalars over: the run-time scalars and free axes of the spec, lengths, b, h, h_kv, the tile's first and
-last position on the outer axis and its tile number (`first`, `last`, `tile`), the tile sizes (`TILE_Q`, `TILE_K`), names
-bound in `lets`, and Reads of summaries and of sorted tensors.
+The expressions are scalars over: the run-time scalars and free axes of the spec, lengths, b, h, h_kv, the tile's
+first and last position on the outer axis and its tile number (`first`, `last`, `tile`), the tile sizes (`TILE_Q`,
+`TILE_K`), names bound in `lets`, and Reads of summaries and of sorted tensors.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class Summary:
-    """A table made before the kernel by one pass over a one-axis expression.
+    """A table made before the kernel, in tiles of the plan's own size: `name[b, h, t]` for tile t of `axis`.
 
-    `name[b, h, t]` is the min or max of `value` over the positions of tile t of `axis` that are inside the length
-    (`over` says which of b, h the value depends on; others are not stored). Reduced in tiles of the plan's own size.
+    min, max: of the int `value` over the positions of the tile that are inside the length (`row` and `q`, or `k`).
+    first, stop, count: of the inner tiles (of the other axis) for which the bool `value` holds: the least number (how
+    many there are where none holds), the greatest plus 1 (0 where none), how many. There `value` is over the same
+    names as `may`, and may read summaries that stand before this one. `over` says which of b, h, h_kv the value
+    depends on; others are not stored.
     """
 
     name: str
     axis: str  # q | k
-    reduce: str  # min | max
+    reduce: str  # min | max | first | stop | count
     value: Expr
     over: tuple[str, ...] = ()
 
@@ -39,9 +42,10 @@ class Summary:
 class Visits:
     """For one tile of the outer axis: the inner tiles to visit, each once, in two disjoint classes.
 
-    `masked` tiles must evaluate the mask; `full` tiles hold only pairs that the mask keeps, and lie wholly inside the inner
-    length. `may` and `must` (over the outer tile and the inner tile's `inner_first`, `inner_last`, both clipped to the
-    length) refine masked tiles at run time: where `may` is false the tile holds nothing, where `must` is true it is full.
+    `masked` tiles must evaluate the mask; `full` tiles hold only pairs that the mask keeps, and lie wholly inside the
+    inner length. `may` and `must` refine masked tiles at run time: where `may` is false the tile holds nothing, where
+    `must` is true it is full. They are over the outer tile and over the inner tile's number `inner_tile`, its
+    `inner_first` and its `inner_last` (clipped to the length).
     """
 
     outer: str  # q | k
