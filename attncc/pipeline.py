@@ -101,12 +101,12 @@ def build(request: Request, cache: Cache, stage: Stage = silent, tools: Toolchai
         return built
     stage("planning")
     planned = plan(request)
-    entry = kernel(planned, cache, tools, stage=stage)
-    line = {"digest": entry.digest, "target": planned.target.name, "pass": FORWARD}
+    entries = [kernel(one, cache, tools, stage=stage) for one in every_kernel(planned)]
+    lines = [{"digest": e.digest, "target": planned.target.name, "pass": FORWARD} for e in entries]
     found = warnings(planned)
-    listing = {"name": planned.spec.name, "kernels": [line], "warnings": [asdict(d) for d in found]}
+    listing = {"name": planned.spec.name, "kernels": lines, "warnings": [asdict(d) for d in found]}
     cache.get_or_build(key, partial(_write_json, RESULT, listing))
-    return Built(planned.spec.name, (_listed(entry, line),), found)
+    return Built(planned.spec.name, tuple(map(_listed, entries, lines)), found)
 
 
 def warnings(planned: Planned) -> tuple[Diagnostic, ...]:
@@ -139,6 +139,16 @@ def plan_parsed(
     return Planned(parsed, spec, consts, values, shape, goal, visits, choice)
 
 
+def every_kernel(planned: Planned) -> tuple[Planned, ...]:
+    """The plan, and where its kernel cannot take any strides, the plan of the file that can."""
+    from attncc.planner import any_stride
+
+    chosen = planned.choice.plan
+    if chosen.loads != "descriptor":
+        return (planned,)
+    return planned, replace(planned, choice=replace(planned.choice, plan=any_stride(chosen)))
+
+
 def kernel(
     planned: Planned, cache: Cache, tools: Toolchain | None = None, *, resources: bool = True, stage: Stage = silent
 ) -> Entry:
@@ -167,11 +177,6 @@ def render(planned: Planned, resources: Any = None) -> str:
     if not planned.target.is_gpu:
         return codegen.render_cpu(planned.spec, planned.visits, planned.choice.plan, text)
     return codegen.render(planned.spec, planned.visits, planned.choice.plan, text, resources)
-
-
-def file_name(name: str, direction: str, target: str) -> str:
-    """`NAME_PASS_TARGET.py`: one file for each pass and target; head sizes and dtype are inside."""
-    return f"{name}_{direction}_{target}.py"
 
 
 def request_key(request: Request, tools: Toolchain) -> RequestKey:
@@ -242,8 +247,10 @@ def _no_such(spec: AttentionSpec, name: str, known: list[str]) -> str:
 
 
 def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path) -> None:
-    goal = planned.target.name
-    path = folder / file_name(planned.spec.name, FORWARD, goal)
+    from attncc.codegen.triton import file_name
+
+    chosen = planned.choice.plan
+    path = folder / file_name(planned.spec.name, chosen)
     stage(f"writing {path.name}")
     path.write_text(render(planned), encoding="utf-8")
     facts: dict[str, Any] = {"predicted_shared_bytes": None, "aligned": None, "general": None}
@@ -251,11 +258,10 @@ def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path)
         from attncc.runtime import compile as compiler
 
         stage(f"compiling {path.name}")
-        compiled = [compiler.compile_kernel(path, planned.spec, planned.choice.plan, aligned=a) for a in (True, False)]
-        aligned, general = compiled
+        aligned = compiler.compile_kernel(path, planned.spec, chosen)
+        general = None if chosen.loads == "descriptor" else compiler.compile_kernel(path, planned.spec, chosen, False)
         path.write_text(render(planned, aligned), encoding="utf-8")
-        facts |= {"aligned": plain(aligned), "general": plain(general)}
-        facts["predicted_shared_bytes"] = planned.choice.plan.shared_bytes
+        facts |= {"aligned": plain(aligned), "general": plain(general), "predicted_shared_bytes": chosen.shared_bytes}
     _write_json(RESOURCES, facts, folder)
 
 

@@ -29,8 +29,9 @@ def command(
 ) -> None:  # fmt: skip
     """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
 
-    Kernels are compiled for GPUs that need not be there. Each file holds the kernel for strides and addresses that are
-    multiples of 16 bytes, and beside it the general one. What was built before comes from the cache.
+    Kernels are compiled for GPUs that need not be there. Beside the kernel for strides and addresses that are multiples
+    of 16 bytes there is one for any strides: in the same file, or in one of its own, NAME_PASS_TARGET_any_stride.py.
+    What was built before comes from the cache.
 
     \b
         attncc build causal.attn --target sm_90
@@ -121,14 +122,10 @@ def _resources(facts: Any) -> dict[str, Any]:
 
 
 def _rows(path: Path, kernel: Kernel) -> list[list[str]]:
-    rows = []
-    for name, facts, predicted in (
-        (str(path), kernel.aligned, kernel.predicted_shared_bytes),
-        ("  any strides", kernel.general, None),
-    ):
-        if facts or kernel.aligned is None:
-            numbers = [count(n) for n in _resources(facts).values()]
-            rows.append([name, kernel.target, kernel.direction, *numbers, count(predicted)])
-        if kernel.aligned is None:
-            break
-    return rows
+    variants = [(str(path), kernel.aligned, kernel.predicted_shared_bytes)]
+    if kernel.general:
+        variants.append(("  any strides", kernel.general, None))
+    return [
+        [name, kernel.target, kernel.direction, *map(count, _resources(facts).values()), count(predicted)]
+        for name, facts, predicted in variants
+    ]
