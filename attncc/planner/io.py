@@ -16,6 +16,7 @@ from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded, par
 from attncc.targets import Target
 
 LSE_BYTES = 4  # float32
+CACHE_BYTES_CLOCK = 32  # that one SM gets of the L2 in a clock, half of what its port takes
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = No
     bound = max(times, key=lambda name: times[name])
     return Costs(
         a.hbm_bytes, a.streamed_bytes, a.standard_hbm_bytes, a.flops, a.exponentials, plan.shared_bytes,
-        bound, times[bound], _predicted(plan, shape, target, times, masked),
+        bound, times[bound], _predicted(plan, shape, target, times, masked, a),
     )  # fmt: skip
 
 
@@ -131,14 +132,17 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _predicted(plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], masked: bool) -> float:
-    """Products and exponentials at the plan's own efficiency, no faster than the memory, in whole waves of programs."""
+def _predicted(
+    plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], masked: bool, a: Amounts
+) -> float:
+    """Products and exponentials at the plan's own efficiency, no faster than the memory and the L2 deliver."""
     if not target.is_gpu:
         return max(times.values())
     busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, masked)
     programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
     fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
-    return max(times["memory"], busy * fill)
+    cached = a.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
+    return max(times["memory"], cached, busy * fill)
 
 
 def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
