@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from attncc.analysis.interval import Table
+from attncc.analysis.lift import taken
 from attncc.analysis.terms import Term, is_bool, visit
-from attncc.ir import ELEMENTS, AttentionSpec, Const, Expr, Op, Read, Summary, Var, names, tensors
+from attncc.ir import ELEMENTS, AttentionSpec, Const, Expr, Op, Read, Summary, Var, names, tensors, tile_names
 
 PROGRAM = ("b", "h", "h_kv")
 SIDES = {"row": "q", "k": "k"}
-TILE_SIZES = frozenset(("TILE_Q", "TILE_K"))
+TILE_SIZES = frozenset(("_TILE_Q", "_TILE_K"))
 
 
 class Emitter:
@@ -23,12 +24,13 @@ class Emitter:
     def __init__(self, spec: AttentionSpec, folds: Sequence[tuple[str, Term]] = ()) -> None:
         self.spec = spec
         self.types = {p.name: ELEMENTS[p.element] for p in spec.tensors if p.element}
-        self.folds = tuple(folds)
         self.lets: dict[str, Expr] = {}
         self.summaries: dict[tuple[str, str, int], Summary] = {}
         self._named: dict[int, str] = {}
         self._memo: dict[int, Expr] = {}
-        self._taken = {p.name for p in spec.params} | {n for n, _ in folds} | set(spec.free_axes)
+        self._taken = set(taken(spec))
+        self._public = {"_" + inner: name for inner, name in tile_names(self._taken).items()}
+        self.folds = tuple((self._free(n), whole) for n, whole in folds)
 
     def name(self, name: str, e: Term) -> Expr:
         """Give e a name from here on, unless it is as short itself."""
@@ -75,7 +77,7 @@ class Emitter:
         if e.op == "const":
             return Const(e.val)
         if e.op == "var":
-            return Var(e.val, "int")
+            return Var(self._public.get(e.val, e.val), "int")
         if e.op == "sum":
             return self._sum(e)
         if e.op == "raw":

@@ -6,7 +6,21 @@ from collections.abc import Mapping
 
 from attncc.analysis.bounds import Facts, Range, numeric
 from attncc.analysis.terms import Algebra, Term, rebuild
-from attncc.ir import COMPARISON, AttentionSpec, Const, Expr, Op, Read, Var, conjunction, names, rewrite, walk
+from attncc.ir import (
+    COMPARISON,
+    TILE_NAMES,
+    AttentionSpec,
+    Const,
+    Expr,
+    Op,
+    Read,
+    Var,
+    conjunction,
+    names,
+    rewrite,
+    tile_names,
+    walk,
+)  # fmt: skip
 
 ELEMENT_RANGES: dict[str, Range] = {
     "bit": (0, 1), "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1),
@@ -45,10 +59,9 @@ def spec_facts(spec: AttentionSpec, outer: str | None = None) -> Facts:
     above = {"row": ({"q_len": 1}, -1), "k": ({"k_len": 1}, -1), "b": ({"b_len": 1}, -1), "h": ({"h_len": 1}, -1)}
     below: dict[str, tuple[dict[str, int], int]] = {}
     if outer is not None:
-        ranges |= dict.fromkeys(("first", "last", "tile", "inner_first", "inner_last", "inner_tile"), (0, None))
-        ranges |= dict.fromkeys(("TILE_Q", "TILE_K"), (16, None))
+        ranges |= {f"_{n}": (16, None) if n.startswith("TILE") else (0, None) for n in TILE_NAMES}
         inner = "k" if outer == "q" else "q"
-        for side, begin, end in ((outer, "first", "last"), (inner, "inner_first", "inner_last")):
+        for side, begin, end in ((outer, "_first", "_last"), (inner, "_inner_first", "_inner_last")):
             above[end] = ({LENGTHS[AXES[side]]: 1}, -1)
             above[begin] = ({end: 1}, 0)
             below[end] = ({begin: 1}, 0)
@@ -58,11 +71,17 @@ def spec_facts(spec: AttentionSpec, outer: str | None = None) -> Facts:
     return Facts(ranges, above, below, tensors, ordered, extents)
 
 
+def taken(spec: AttentionSpec) -> frozenset[str]:
+    """Names that the spec has given."""
+    return frozenset((*(p.name for p in spec.params), *spec.free_axes))
+
+
 class Lift:
-    """Reads expressions of one spec into one algebra."""
+    """Reads expressions of one spec into one algebra; there the values of a tile have a leading underscore."""
 
     def __init__(self, spec: AttentionSpec, algebra: Algebra) -> None:
         self.spec, self.algebra = spec, algebra
+        self._inner = {name: "_" + inner for inner, name in tile_names(taken(spec)).items()}
         self._memo: dict[Expr, Term] = {}
         row = algebra.var("row")
         self.q = row if spec.align == "start" else row + algebra.var("k_len") - algebra.var("q_len")
@@ -90,7 +109,9 @@ class Lift:
         if isinstance(e, Const):
             return a.const(int(e.value)) if e.type == "int" else self._raw(e)
         if isinstance(e, Var):
-            return self._raw(e) if e.type == "float" else self.q if e.name == "q" else a.var(e.name)
+            if e.type == "float":
+                return self._raw(e)
+            return self.q if e.name == "q" else a.var(self._inner.get(e.name, e.name))
         if isinstance(e, Read):
             return self._raw(e) if e.type == "float" else a.node("load", tuple(map(self, e.indices)), e.tensor)
         if e.type == "float" or e.op == "floor":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from attncc.analysis.evaluate import Array, Env, evaluate
-from attncc.ir import AttentionSpec, Summary, Visits
+from attncc.analysis.lift import taken
+from attncc.ir import AttentionSpec, Summary, Visits, tile_names
 
 
 def tables(visits: Visits, spec: AttentionSpec, env: Env) -> Env:
@@ -23,17 +24,21 @@ def tables(visits: Visits, spec: AttentionSpec, env: Env) -> Env:
 
 def summary(s: Summary, spec: AttentionSpec, env: Env) -> Array:
     """One value for each tile of the summary's axis, int64. Summaries that it reads are among env's tensors."""
-    return _reduced(s, spec, env) if s.reduce in ("min", "max") else _scanned(s, env)
+    return _reduced(s, spec, env) if s.reduce in ("min", "max") else _scanned(s, spec, env)
 
 
-def _sides(axis: str, env: Env) -> tuple[int, int]:
+def _side(axis: str, spec: AttentionSpec, env: Env) -> tuple[int, int]:
     """Length and tile size of a side."""
-    names = env.names
-    return (names["q_len"], names["TILE_Q"]) if axis == "q" else (names["k_len"], names["TILE_K"])
+    called = tile_names(taken(spec))
+    return (
+        (env.names["q_len"], env.names[called["TILE_Q"]])
+        if axis == "q"
+        else (env.names["k_len"], env.names[called["TILE_K"]])
+    )
 
 
 def _reduced(s: Summary, spec: AttentionSpec, env: Env) -> Array:
-    length, size = _sides(s.axis, env)
+    length, size = _side(s.axis, spec, env)
     at = np.arange(length)
     shift = env.names["k_len"] - env.names["q_len"] if spec.align == "end" else 0
     here = env.plus(row=at, q=at + shift) if s.axis == "q" else env.plus(k=at)
@@ -42,17 +47,19 @@ def _reduced(s: Summary, spec: AttentionSpec, env: Env) -> Array:
     return (np.minimum if s.reduce == "min" else np.maximum).reduceat(values, starts).astype(np.int64)
 
 
-def _scanned(s: Summary, env: Env) -> Array:
+def _scanned(s: Summary, spec: AttentionSpec, env: Env) -> Array:
     """first: the least inner tile that holds, their number where none does; stop: the greatest plus 1, or 0; count."""
-    length, size = _sides(s.axis, env)
-    inner_length, inner_size = _sides("k" if s.axis == "q" else "q", env)
+    length, size = _side(s.axis, spec, env)
+    inner_length, inner_size = _side("k" if s.axis == "q" else "q", spec, env)
     n, m = -(-length // size), -(-inner_length // inner_size)
     tile, inner = np.arange(n)[:, None], np.arange(m)[None, :]
-    here = env.plus(
-        tile=tile, first=tile * size, last=np.minimum((tile + 1) * size, length) - 1,
-        inner_tile=inner, inner_first=inner * inner_size,
-        inner_last=np.minimum((inner + 1) * inner_size, inner_length) - 1,
-    )  # fmt: skip
+    places = {
+        "tile": tile, "first": tile * size, "last": np.minimum((tile + 1) * size, length) - 1,
+        "inner_tile": inner, "inner_first": inner * inner_size,
+        "inner_last": np.minimum((inner + 1) * inner_size, inner_length) - 1,
+    }  # fmt: skip
+    called = tile_names(taken(spec))
+    here = env.plus(**{called[n]: value for n, value in places.items()})
     holds = np.broadcast_to(np.asarray(evaluate(s.value, here), bool), (n, m))
     if s.reduce == "count":
         return np.asarray(holds.sum(1))

@@ -46,9 +46,9 @@ def frame(spec: AttentionSpec, outer: str, use_tables: bool) -> Frame:
     inner = "k" if outer == "q" else "q"
     y, x = AXES[outer], AXES[inner]
     v = algebra.var
-    bounds = {y: (v("first"), v("last")), x: (v("inner_first"), v("inner_last"))}
-    domain = Domain(algebra, bounds, {y: v("tile"), x: v("inner_tile")}, {}, use_tables)
-    return Frame(algebra, domain, y, x, v("TILE_K" if inner == "k" else "TILE_Q"))
+    bounds = {y: (v("_first"), v("_last")), x: (v("_inner_first"), v("_inner_last"))}
+    domain = Domain(algebra, bounds, {y: v("_tile"), x: v("_inner_tile")}, {}, use_tables)
+    return Frame(algebra, domain, y, x, v("_TILE_K" if inner == "k" else "_TILE_Q"))
 
 
 def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: bool = False, ranges: int = 2) -> Visits:
@@ -86,8 +86,8 @@ def _folds(spec: AttentionSpec, f: Frame) -> list[tuple[str, Term]]:
     v = f.algebra.var
     shift = v("k_len") - v("q_len")
     if f.y == "row":
-        return [("q_low", v("first") + shift), ("q_high", v("last") + shift)]
-    return [("row_low", v("first") - shift), ("row_high", v("last") - shift)]
+        return [("q_low", v("_first") + shift), ("q_high", v("_last") + shift)]
+    return [("row_low", v("_first") - shift), ("row_high", v("_last") - shift)]
 
 
 def _narrowed(c: Clause, f: Frame) -> tuple[Domain, list[Term], Term]:
@@ -305,7 +305,7 @@ def _classes(
     if not (wide or any(not _hopeless(o) for c in clauses for o in c.opaque)):
         return None, None
     must, may = f.domain.holds(mask)
-    must = must & (f.algebra.var("inner_first") + f.size).le(f.length)
+    must = must & (f.algebra.var("_inner_first") + f.size).le(f.length)
     no_may = may is f.algebra.true
     no_must = must is f.algebra.false
     return None if no_may else emitter(may), None if no_must else emitter(must)

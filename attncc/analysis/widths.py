@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attncc.analysis.bounds import numeric
-from attncc.analysis.lift import ELEMENT_RANGES, Lift, divisors, expressions, spec_facts
+from attncc.analysis.lift import ELEMENT_RANGES, Lift, divisors, expressions, spec_facts, taken
 from attncc.analysis.normal import Clause, Solver
 from attncc.analysis.solve import visits
 from attncc.analysis.terms import Algebra, Term, visit
-from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, Visits, names
+from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, Visits, names, tile_names
 
 NARROW, WIDE = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 PADDING = 1024  # how far the last tile may reach behind the end
@@ -83,11 +83,11 @@ class _Ranges:
         n, padded, checked = longest, longest + PADDING, divisors(spec)
         self.names: dict[str, Pair] = {
             **dict.fromkeys(("b", "h", "h_kv"), (0, n)), **dict.fromkeys(("b_len", "h_len", "q_len", "k_len"), (1, n)),
-            **dict.fromkeys(("row", "k", "first", "last", "inner_first", "inner_last"), (0, padded)),
-            "q": (-n, padded + n), **dict.fromkeys(("tile", "inner_tile"), (0, padded // 16)),
-            **dict.fromkeys(("TILE_Q", "TILE_K"), (16, PADDING)), **dict.fromkeys(spec.free_axes, (0, n)),
+            **dict.fromkeys(("row", "k"), (0, padded)), "q": (-n, padded + n), **dict.fromkeys(spec.free_axes, (0, n)),
             **{p.name: (1 if p.name in checked else -n, n) for p in spec.scalars if p.type == "int"}, **values,
         }  # fmt: skip
+        tiles = {"TILE_Q": (16, PADDING), "TILE_K": (16, PADDING), "tile": (0, padded), "inner_tile": (0, padded)}
+        self.names |= {name: tiles.get(inner, (0, padded)) for inner, name in tile_names(taken(spec)).items()}
         self.elements = {p.name: ELEMENTS[p.element] for p in spec.tensors if p.element in ELEMENTS}
         self._wide = frozenset(p.name for p in spec.tensors if p.element == "i64")
         self._memo: dict[int, Pair] = {}

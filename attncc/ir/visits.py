@@ -2,14 +2,23 @@
 
 The expressions are scalars over: the run-time scalars and free axes of the spec, lengths, b, h, h_kv, the tile's
 first and last position on the outer axis and its tile number (`first`, `last`, `tile`), the tile sizes (`TILE_Q`,
-`TILE_K`), names bound in `lets`, and Reads of summaries and of sorted tensors.
+`TILE_K`), names bound in `lets`, and Reads of summaries and of sorted tensors. Where a parameter or a free axis of the
+spec has one of these names, the tile's gets a leading underscore (`_first`), which no spec can use: see `tile_names`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from attncc.ir.expr import Expr
+
+TILE_NAMES = ("first", "last", "tile", "inner_first", "inner_last", "inner_tile", "TILE_Q", "TILE_K")
+
+
+def tile_names(taken: Collection[str]) -> dict[str, str]:
+    """How each of TILE_NAMES is called in the visits of a spec whose parameters and free axes are `taken`."""
+    return {name: "_" + name if name in taken else name for name in TILE_NAMES}
 
 
 @dataclass(frozen=True)

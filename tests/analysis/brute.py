@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -11,7 +11,7 @@ from spelling import Call, grid, spec_of
 
 from attncc.analysis import Env, evaluate, visits
 from attncc.analysis.prepass import tables
-from attncc.ir import AttentionSpec, Visits
+from attncc.ir import AttentionSpec, Visits, tile_names
 
 USED_HEADS = (0, 5)
 
@@ -56,14 +56,15 @@ def compare(
 ) -> Tally:
     """One batch entry and head. `dense` is [row, k]."""
     tile_q, tile_k = tiles
-    env = environment(call, tiles, b, h)
+    called = tile_names({p.name for p in spec.params} | set(spec.free_axes))
+    env = environment(call, dict(zip((called["TILE_Q"], called["TILE_K"]), tiles)), b, h)
     env = tables(found, spec, env)
     if found.outer == "q":
         grid_, (size, inner) = dense, (tile_q, tile_k)
     else:
         grid_, (size, inner) = dense.T, (tile_k, tile_q)
     needed, full = by_tiles(grid_, size, inner)
-    count, is_full, may, must = walk(found, env, grid_.shape, size, inner)
+    count, is_full, may, must = walk(found, called, env, grid_.shape, size, inner)
     t = Tally(tiles=needed.size)
     visited = count > 0
     t.wrong = int((count > 1).sum() + (needed & ~visited).sum() + (is_full & ~full).sum())
@@ -74,17 +75,20 @@ def compare(
     return t
 
 
-def environment(call: Call, tiles: tuple[int, int], b: int, h: int) -> Env:
+def environment(call: Call, tiles: Mapping[str, int], b: int, h: int) -> Env:
     names = {"q_len": call.q_len, "k_len": call.k_len, "b": b, "h": h, "h_kv": h, "b_len": 2, "h_len": 8,
-             "TILE_Q": tiles[0], "TILE_K": tiles[1], **call.scalars}  # fmt: skip
+             **tiles, **call.scalars}  # fmt: skip
     return Env(names, {n: np.asarray(t) for n, t in call.tensors.items()})
 
 
-def walk(found: Visits, env: Env, shape: tuple[int, int], size: int, inner: int) -> tuple[np.ndarray, ...]:
+def walk(
+    found: Visits, called: Mapping[str, str], env: Env, shape: tuple[int, int], size: int, inner: int
+) -> tuple[np.ndarray, ...]:
     """How often each tile is visited, which are called full, and the class tests, [outer tile, inner tile]."""
     n, m = -(-shape[0] // size), -(-shape[1] // inner)
-    first = np.arange(n) * size
-    env = env.plus(tile=np.arange(n), first=first, last=np.minimum(first + size, shape[0]) - 1)
+    first, tiles = np.arange(n) * size, np.arange(m)[None]
+    outer = {"tile": np.arange(n), "first": first, "last": np.minimum(first + size, shape[0]) - 1}
+    env = env.plus(**{called[k]: v for k, v in outer.items()})
     for name, value in found.lets:
         env = env.plus(**{name: evaluate(value, env)})
     count, is_full = np.zeros((n, m), int), np.zeros((n, m), bool)
@@ -96,10 +100,13 @@ def walk(found: Visits, env: Env, shape: tuple[int, int], size: int, inner: int)
                     assert begin >= 0 and end <= m, (i, begin, end, m)
                     count[i, begin:end] += 1
                     is_full[i, begin:end] |= kind
-    tiles = np.arange(m)
-    cells = Env({**{k: v[:, None] if np.ndim(v) == 1 else v for k, v in env.names.items()}, "inner_tile": tiles[None],
-                 "inner_first": tiles[None] * inner, "inner_last": np.minimum((tiles[None] + 1) * inner, shape[1]) - 1},
-                env.tensors)  # fmt: skip
+    places = {
+        "inner_tile": tiles,
+        "inner_first": tiles * inner,
+        "inner_last": np.minimum((tiles + 1) * inner, shape[1]) - 1,
+    }
+    columns = {k: v[:, None] if np.ndim(v) == 1 else v for k, v in env.names.items()}
+    cells = Env({**columns, **{called[k]: v for k, v in places.items()}}, env.tensors)
     test = lambda e, otherwise: np.broadcast_to(
         np.asarray(otherwise if e is None else evaluate(e, cells), bool), (n, m)
     )

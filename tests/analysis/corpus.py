@@ -274,6 +274,8 @@ MASKS = [
          tensors=lambda Q, K, rng, s: {"adjacent": rng.random((B, Q, K)) < 0.05}),
     Mask("random keys by id", "k <= q and (q - k < w or k == ids[b, 0] or k == ids[b, 1])", {"w": part(8)}, {"ids": Table("i32", ("b", 2))},
          lambda Q, K, rng, s: {"ids": rng.integers(0, K, (B, 2))}),
+    Mask("names of the tile itself", "k <= q and (k < first or q - k < last) and k < tile + TILE_K and q_low + q_high >= begin",
+         {"first": 20, "last": part(6), "tile": part(2), "TILE_K": 7, "q_low": -3, "q_high": 5, "begin": 2}),
     Mask("root distance", "k <= q and k >= floor(sqrt(abs(q)))"),
 ]  # fmt: skip
 
