@@ -95,6 +95,36 @@ def _check_axes(param: Param, array: Array, packed: bool, shape: Shape, free: di
             raise RequestError(f"{param.name}: axis {axis} is {wanted} long in this call, and {extent} came")
 
 
+def example(spec: AttentionSpec, shape: Shape, known: Contents, seed: int) -> Contents:
+    """The same with what is missing drawn at random, as `attncc check` draws it; ints along positions are sorted.
+
+    Free axes get extents of their own unless something was given for one; then that is refused. Imports torch.
+    """
+    from attncc.runtime.draw import Draw
+
+    if known.free:
+        raise RequestError(
+            f"--example draws every tensor over the free axis {next(iter(known.free))}: give all or none"
+        )
+    drawn = Draw(spec, seed, known.scalars).params(shape)
+    scalars, tensors, free = dict(known.scalars), dict(known.tensors), dict(known.free)
+    packed = set(known.packed)
+    for param in spec.params:
+        if param.name not in known.missing:
+            continue
+        if not param.is_tensor:
+            scalars[param.name] = drawn[param.name]
+            continue
+        value = drawn[param.name]
+        array = (value.float() if param.type == "float" else value).numpy()
+        if param.type == "int" and param.axes[-1] in ("k", "row"):
+            array = np.sort(array, axis=-1)
+        packed |= {param.name} if param.element == "bit" else set()
+        _check_axes(param, array, param.element == "bit", shape, free)
+        tensors[param.name] = array
+    return Contents(scalars, tensors, free, frozenset(packed))
+
+
 def call_axes(shape: Shape) -> dict[str, int]:
     return {"b": shape.batch, "h": shape.heads, "h_kv": shape.kv_heads, "row": shape.q_len, "k": shape.k_len}
 

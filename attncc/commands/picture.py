@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -232,12 +233,11 @@ def save_png(found: Survey, path: Path, title: str) -> None:
         if len(starts) <= 160:
             for start in starts[1:]:
                 lines(start, color="0.75", linewidth=0.4)
-    axes.set(
-        xlim=(found.keys.begin, found.keys.end),
-        ylim=(found.rows.end, found.rows.begin),
-        xlabel="key",
-        ylabel="row",
-        title=title,
+    xlim, ylim = (found.keys.begin, found.keys.end), (found.rows.end, found.rows.begin)
+    axes.set(xlim=xlim, ylim=ylim, xlabel="key", ylabel="row")
+    axes.set_title(textwrap.fill(title, 80), fontsize="medium")
+    figure.supxlabel(
+        "green: full tiles; orange: partial tiles, the darker the more is kept; white: skipped", fontsize="small"
     )
     try:
         figure.savefig(path, format="png", metadata={"Software": None})

@@ -11,7 +11,6 @@ import click
 
 from attncc.commands.console import count, progress, say
 from attncc.commands.options import FILE, request, shape_option, values_of
-from attncc.errors import AttnError
 from attncc.pipeline import RequestError
 
 if TYPE_CHECKING:
@@ -138,6 +137,7 @@ def keeper(planned: Planned, known: Contents, batch: int, head: int) -> Keep:
 def _known(planned: Planned, given: dict[str, Any], example: int | None) -> Contents:
     """What is known of the parameters; those that the mask reads must be. Raises RequestError that names one."""
     from attncc.commands.contents import contents
+    from attncc.commands.contents import example as drawn
     from attncc.ir import conjunction, names, tensors
 
     known = contents(planned.spec, planned.shape, planned.values, given)
@@ -148,7 +148,7 @@ def _known(planned: Planned, given: dict[str, Any], example: int | None) -> Cont
     if not wanted and not unknown:
         return known
     if example is not None:
-        raise AttnError("--example is not built yet")
+        return drawn(planned.spec, planned.shape, known, example)
     first = (wanted or unknown)[0]
     form = f"{first}=@FILE.npy" if first in {p.name for p in planned.spec.tensors} else f"{first}=VALUE"
     raise RequestError(f"the mask reads {first}: give it with --set {form}, or draw an example with --example 1")

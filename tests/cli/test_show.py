@@ -127,6 +127,19 @@ def test_contents_that_do_not_fit(program, given, status, said):
     assert found.status == status and said in found.err, found.err
 
 
+def test_an_example_is_drawn_the_same_twice(program):
+    Path("d.attn").write_text(
+        "attention d(doc: i32[b, k], keep: bit[h, k], gap: int, ends: f32[n]) {"
+        " mask doc[b, q] == doc[b, k] and keep[h, k] and q - k >= -gap and k < n * 8 and ends[0] < 2.0 }"
+    )
+    args = ["show", "d.attn", "--shape", "q_len=64,k_len=64", "--tile", "16,16", "--target", "cpu", "--example"]
+    first, again, another = (program(*args, seed) for seed in (1, 1, 3))
+    assert first.status == 0 and first.out == again.out != another.out
+    assert program(*args, 1, "--set", "gap=0").out != first.out
+    refused = program(*args, 1, "--set", "n=3")
+    assert refused.status == 2 and "free axis n" in refused.err
+
+
 def test_too_much_is_refused_and_zoom_helps(program):
     args = ["show", "causal.attn", "--shape", "q_len=1000000,k_len=1000000", "--target", "cpu"]
     found = program(*args)
