@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, parameter_names, prepared
+from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import environment
+from attncc.codegen.naming import parameter_names
 from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, KernelPlan, Param, Visits, names
 
@@ -79,7 +80,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     return CpuView(
         comment=_comment(spec, plan, text),
         helpers=[h for h in HELPER_ORDER if h in helpers],
-        signature=", ".join(["q", "k", "v", *(spelled[p.name] for p in spec.params)]),
+        signature=", ".join(["q", "k", "v", *_arguments(spec, spelled)]),
         arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
         programs=ranges.programs,
         align=spec.align,
@@ -123,6 +124,16 @@ def _comment(spec: AttentionSpec, plan: KernelPlan, text: str) -> list[str]:
         f"# forward · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores at a time",
         f"# made by: attncc build {spec.name}.attn --target cpu          checked by: python {spec.name}_forward_cpu.py",
     ]
+
+
+def _arguments(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:
+    """Parameters in the spec's order; a default where no parameter without one comes behind it."""
+    made: list[str] = []
+    behind = True
+    for p in reversed(spec.params):
+        behind = behind and p.default is not None
+        made.append(f"{spelled[p.name]}={p.default!r}" if behind else spelled[p.name])
+    return made[::-1]
 
 
 def _free_axes(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from attncc.codegen.environment import environment
-from attncc.codegen.naming import Names, read_name
+from attncc.codegen.naming import Names, read_name, reserved
 from attncc.codegen.passes import fold
 from attncc.codegen.printer import ANY, TORCH, Form, Printer
 from attncc.ir import (
@@ -32,26 +30,6 @@ BUILT_IN = {"b_len": "B", "h_len": "H"}  # the other built-in names are spelled 
 LENGTHS = ("b_len", "h_len", "q_len", "k_len")
 SLICES = {"b": "batch", "h": "heads", "row": "rows", "k": "keys"}  # in the order of a score tile's dimensions
 WORD = 32  # bits in an element of a `bit` tensor
-# Words that the lines below use and the templates' code may not.
-LINES = frozenset(("keep", "masked", "full", "range", "slice", "min", "max", "abs", "bool", "float", "i", "j", "math"))
-
-
-def taken_names() -> frozenset[str]:
-    """Every identifier of the file's own code: what a spec's names must keep clear of."""
-    found = set(LINES)
-    loader = environment().loader
-    assert loader is not None
-    for name in (FORWARD, HELPERS, SELFCHECK):
-        text = loader.get_source(environment(), name)[0]
-        text = re.sub(r'""".*?"""|\{#.*?#\}|#[^\n]*', "", text, flags=re.DOTALL)
-        found |= set(re.findall(r"[A-Za-z_]\w*", text))
-    return frozenset(found - set(BUILTINS))
-
-
-def parameter_names(spec: AttentionSpec) -> dict[str, str]:
-    """The keyword of each parameter, and the name of each free axis: the spec's own, with `_` behind it on a clash."""
-    free = Names({*taken_names(), *BUILTINS})
-    return {n: free.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
 
 
 def unit(e: Expr) -> str:
@@ -102,7 +80,7 @@ class CpuLowering:
         self.row: list[str] = []
         self._known: dict[Expr, str] = {}
         self._reads: dict[Read, str] = {}
-        self._free = Names({*taken_names(), *BUILTINS, *spelled.values()})
+        self._free = Names({*reserved(), *spelled.values()})
         self._lets = {e: n for n, e in reversed(spec.lets) if isinstance(e, Op) and "s" not in names(e)}
         self.printer = Printer(
             TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive
@@ -140,7 +118,8 @@ class CpuLowering:
         where = {"program": self.program, "row": self.row}.get(unit(e), lines)
         if isinstance(e, Read):
             text = self._read(e)
-            self._reads[e] = self._free.fresh(read_name(self.spelled[e.tensor], map(self.printer, e.indices)))
+            variables = (self.printer(i) for i in e.indices if isinstance(i, Var))
+            self._reads[e] = self._free.fresh(read_name(self.spelled[e.tensor], variables))
             where.append(f"{self._reads[e]} = {text}")
         elif e in self._lets:
             text = self.printer(e)

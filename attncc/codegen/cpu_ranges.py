@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attncc.codegen.cpu_lower import BUILT_IN, CpuLowering, taken_names
-from attncc.codegen.naming import Names
+from attncc.codegen.cpu_lower import BUILT_IN, CpuLowering
+from attncc.codegen.naming import Names, reserved
 from attncc.codegen.printer import ATOM, PYTHON, Printer
-from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Read, Segment, Summary, Var, Visits, children, names
+from attncc.ir import AttentionSpec, Const, Expr, Read, Segment, Summary, Var, Visits, children, names
 
 SCALARS = {
     "b": "batch.start", "h": "heads.start", "h_kv": "kv_heads.start", **BUILT_IN,
+    "_first": "first", "_last": "last", "_tile": "tile",
     "inner_first": "keys.start", "inner_last": "(keys.stop - 1)", "inner_tile": "key_tile",
+    "_inner_first": "keys.start", "_inner_last": "(keys.stop - 1)", "_inner_tile": "key_tile",
 }  # fmt: skip
 LEADING = {"b": "B", "h": "H"}
 
@@ -49,7 +51,7 @@ class _Scalars:
     def __init__(self, spec: AttentionSpec, visits: Visits, spelled: Mapping[str, str]) -> None:
         self.spec, self.helpers = spec, set[str]()
         self._reads: dict[Read, str] = {}
-        free = Names({*taken_names(), *BUILTINS, *spelled.values()})
+        free = Names({*reserved(), *spelled.values()})
         self.names = {**spelled, **SCALARS}
         self.names |= {n: free.fresh(n) for n, _ in visits.lets}
         self.tables = {s.name: free.fresh(s.name) for s in visits.summaries}

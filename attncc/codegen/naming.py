@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
+
+from attncc.codegen.environment import template_root
+from attncc.ir import BUILTINS, AttentionSpec
 
 
 class Names:
@@ -21,10 +25,25 @@ class Names:
         return name
 
 
-def reserved(template_text: str) -> frozenset[str]:
-    """Every identifier in the Python of a template's text: what a spec's names must keep clear of."""
-    text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", template_text, flags=re.DOTALL)
-    return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)))
+# Words that the lowerings write themselves.
+WORDS = ("keep", "masked", "full", "range", "slice", "min", "max", "abs", "bool", "float", "i", "j", "math", "tl")
+
+
+@cache
+def reserved() -> frozenset[str]:
+    """Every identifier in the Python of the templates, and the built-ins: what a spec's names must keep clear of."""
+    found: set[str] = {*BUILTINS, *WORDS}
+    for path in sorted(template_root().rglob("*.jinja")):
+        text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
+        found.update(re.findall(r"[A-Za-z_]\w*", text))
+    return frozenset(found)
+
+
+def parameter_names(spec: AttentionSpec) -> dict[str, str]:
+    """The keyword of each parameter, and the name of each free axis, in every file of this spec."""
+    fresh = Names(reserved())
+    return {n: fresh.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
 
 
 def read_name(tensor: str, variables: Iterable[str]) -> str:

@@ -58,7 +58,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
             made.append(
                 Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})")
             )
-    for name in ("q_len", "k_len", "b_len", "h_len", "group"):
+    for name in ("q_len", "k_len", "b_len", "h_len", "group", "together"):
         made.append(Argument(name, "i32", "scalar", "call", name))
     for p in spec.scalars:
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))

@@ -9,14 +9,16 @@ from typing import Any
 
 from attncc.analysis import nonnegative
 from attncc.codegen import launch
-from attncc.codegen.environment import environment, template_root
+from attncc.codegen.environment import environment
 from attncc.codegen.lower import Lowering, conjoin
-from attncc.codegen.naming import Names, reserved
+from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.printer import BIT_AND, SUM, TERM
 from attncc.codegen.signature import arguments
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits
+from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits, tile_names
 from attncc.ir import names as names_of
+
+LOCAL = {"tile": "mine", "inner_tile": "lane"}  # what the template calls them
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class KernelView:
     kv: str
     seq: str
     align: str
-    order: str
+    resident_bytes: int
     signature: tuple[str, ...]
     jit_options: str
     general: str
@@ -139,10 +141,9 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
 
 
 def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
-    """What the template leaves free, and how each parameter and free axis is called in the file."""
-    texts = (p.read_text() for p in sorted((template_root() / "triton").glob("*.jinja")))
-    fresh = Names(frozenset().union(*map(reserved, texts)) | {"q", "k", "v", "b", "h", "h_kv", "row", "s"})
-    return fresh, {n: fresh.fresh(n) for n in (*(p.name for p in spec.params), *spec.free_axes)}
+    """What is still free in the file, and how each parameter and free axis is called there."""
+    names = parameter_names(spec)
+    return Names(reserved() | set(names.values())), names
 
 
 def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str]) -> KernelView:
@@ -170,7 +171,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     wide = plan.int_bits == 64
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan),
-        softmax="online", kv=plan.loads, seq="fixed", align=spec.align, order=plan.order,
+        softmax="online", kv=plan.loads, seq="fixed", align=spec.align, resident_bytes=plan.resident_bytes,
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
         forward_arguments=launch.forward_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
@@ -197,7 +198,8 @@ def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
 
 def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
     """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
-    lowering.names["tile"] = "mine"
+    called = tile_names({*(p.name for p in lowering.spec.params), *lowering.spec.free_axes})
+    lowering.names |= {called[name]: LOCAL.get(name, name) for name in TILE_NAMES}
     lines: list[str] = []
     before = lowering.take("program")
 
@@ -230,7 +232,7 @@ def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
-        tuple(lines), bool(used & {"first", "last"}), tuple(walks), jumps, either("begin"), either("end"), either("tile"),
+        tuple(lines), bool(used & {called["first"], called["last"]}), tuple(walks), jumps, either("begin"), either("end"), either("tile"),
         walks.get("masked"), walks.get("full"), tested,
     )  # fmt: skip
 

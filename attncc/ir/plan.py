@@ -34,7 +34,7 @@ class KernelPlan:
     head_dim_v: int
     dtype: str  # bf16 f16 f32
     products: str = "ieee"
-    order: str = "head"  # head: tiles of one head side by side, longest first; tile: the longest tiles of all heads first
+    resident_bytes: int = 24 << 20  # of K and V that stay in L2: heads run in groups of that size, longest tiles first
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     any_stride: bool = False  # the kernel beside a descriptor one, for calls that TMA cannot take
     loads: str = "pointer"  # of K and V. pointer: any strides; descriptor: by TMA, 16-byte-aligned rows only

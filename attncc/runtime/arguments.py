@@ -59,7 +59,7 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
     heads, kv_heads = q.shape[1], k.shape[1]
     if (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(f"k must have a number of heads that divides q's {heads}, and has {kv_heads}")
-    if not 1 <= q.shape[3] or not 1 <= v.shape[3]:
+    if not q.shape[3] >= 1 or not v.shape[3] >= 1:
         raise ValueError(f"head sizes must be at least 1: D is {q.shape[3]}, D_v is {v.shape[3]}")
     if max(q.shape[2], k.shape[2]) > LONGEST:
         raise ValueError(f"lengths must be below 2^31: Q is {q.shape[2]}, K is {k.shape[2]}")
@@ -92,7 +92,9 @@ def declaration(p: Param) -> str:
     return f"{p.element}[{', '.join(map(str, p.axes))}]" if p.is_tensor else p.type
 
 
-def check_tensors(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Sizes:
+def check_tensors(
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+) -> Sizes:
     """Element types, devices, ranks and extents of tensor parameters; free axes agree wherever they stand."""
     (b_len, h_len, q_len, d), (h_kv_len, k_len) = q.shape, k.shape[1:3]
     extents: dict[str, tuple[int, str]] = {
@@ -147,7 +149,9 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
     """A run-time scalar as a Python number. TypeError for another kind, ValueError for a divisor below 1."""
     if isinstance(value, torch.Tensor):
         if value.dim() or (p.type == "int" and value.is_floating_point()) or value.dtype == torch.bool:
-            raise TypeError(f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {list(value.shape)} of {value.dtype}")
+            raise TypeError(
+                f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {list(value.shape)} of {value.dtype}"
+            )
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float) if p.type == "float" else int):
         raise TypeError(f"{p.name} must be {_a(p.type)}, and is {_a(type(value).__name__)}: {value!r}")

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attncc import analysis, pipeline
-from attncc.ir import AttentionSpec, Param, Shape
+from attncc import analysis, codegen, pipeline, planner
+from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments
-from attncc.runtime.cache import Cache
+from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_of
 from attncc.runtime.loader import load_module
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
 
+TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
-Q_CLASSES, Q_LONG, K_LONG = (16, 64), 4096, 4096  # row counts that have plans of their own; what longer ones are planned for
-WIDTHS = (32, 64)
+
+Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a signature (shapes, dtypes, devices) leads to: the launchers for 32-bit and for 64-bit integers."""
+    """What a signature (shapes, strides, dtypes, devices) leads to: a kernel for each width of integers and kind of loads."""
 
-    narrow: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    wide: Callable[[], Callable[..., tuple[torch.Tensor, torch.Tensor]]]
-    clamps: tuple[tuple[int, int] | None, ...]  # for each scalar, the bounds that it may be clamped to
-    limit: int  # up to which int parameters are safe in 32 bits; -1 where the lengths already are not
+    launch: Callable[[int, bool], Launch]  # int_bits, and whether K and V are where TMA can address them
+    clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
+    fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
+    aligned: bool  # strides that TMA takes
 
 
 class Attention:
@@ -42,12 +43,14 @@ class Attention:
         self.consts = dict(consts)
         self.spec: AttentionSpec = parsed.spec.bind(self.consts)
         self.target = target
-        self._scalars = tuple((p, p.name in arguments.divisors(self.spec)) for p in self.spec.scalars)
-        self._tensors = tuple(p.name for p in self.spec.tensors)
-        self._params: tuple[Param, ...] = self.spec.params
-        self._ready: dict[tuple[Any, ...], Ready] = {}
-        self._modules: dict[tuple[Any, ...], ModuleType] = {}
         self._widths = analysis.widths(self.spec)
+        spelled = codegen.parameter_names(self.spec)
+        divisors = arguments.divisors(self.spec)
+        self._scalars = tuple((p, spelled[p.name], p.name in divisors) for p in self.spec.scalars)
+        self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
+        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self._launchers: dict[tuple[Any, ...], Launch] = {}
+        self._entries: list[Entry] = []
         self._cache: Cache | None = None
 
     @property
@@ -55,7 +58,7 @@ class Attention:
         return self.spec.name
 
     def __repr__(self) -> str:
-        return f"<attncc.Attention {self.name}({', '.join(p.name for p in self._params)})>"
+        return f"<attncc.Attention {self.name}({', '.join(p.name for p in self.spec.params)})>"
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False, validate: bool = False,
@@ -70,8 +73,8 @@ class Attention:
         """
         try:
             signature = (
-                q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, len(given),
-                *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
+                q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(), v.stride(),
+                len(given), *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
             )  # fmt: skip
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):
@@ -82,27 +85,31 @@ class Attention:
             arguments.check_sorted(self.spec, given)
         if torch.is_grad_enabled():
             self._refuse_gradients(q, k, v, given)
-        values, launch = self._values(ready, given)
+        values, safe = self._values(ready, given)
+        aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
+        launch = ready.launch(32 if safe else 64, aligned)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):
-                out, lse = launch(q, k, v, *values)
+                out, lse = launch(q, k, v, **values)
         else:
-            out, lse = launch(q, k, v, *values)
+            out, lse = launch(q, k, v, **values)
         return (out, lse) if return_lse else out
 
-    def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
-        """Parameters in the spec's order, and the launcher whose integers are wide enough for them."""
-        scalars: dict[str, int | float] = {}
-        safe = ready.limit >= 0
-        for (p, divides), clamp in zip(self._scalars, ready.clamps, strict=True):
+    def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
+        values: dict[str, Any] = {}
+        ints: list[int] = []
+        for p, spelled, divides in self._scalars:
             value = arguments.scalar(p, given.get(p.name, p.default), divides)
-            if p.type == "int":
-                if clamp is not None:
-                    value = min(max(value, clamp[0]), clamp[1])
-                safe = safe and -ready.limit <= value <= ready.limit
-            scalars[p.name] = value
-        values = [scalars[p.name] if p.name in scalars else given[p.name] for p in self._params]
-        return values, ready.narrow if safe else ready.wide()
+            if isinstance(value, int):
+                if p.name in ready.clamps:
+                    low, high = ready.clamps[p.name]
+                    value = min(max(value, low), high)
+                ints.append(value)
+            values[spelled] = value
+        for name, spelled in self._tensors.items():
+            values[spelled] = given[name]
+        return values, ready.fits(tuple(ints))
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
         """The slow way, once for a signature: every check, and the kernel found or built."""
@@ -111,45 +118,55 @@ class Attention:
         sizes = arguments.check_tensors(self.spec, q, k, v, given)
         target = self.target or target_of(q.device)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
-        limit = self._widths.limit if longest <= self._widths.limit else -1
-        clamps = tuple(self._clamp(p, sizes) for p, _ in self._scalars)
-        ready = Ready(
-            self._launcher(target, q, sizes, 32), lambda: self._launcher(target, q, sizes, 64), clamps, limit
-        )
+        strides = [s * q.element_size() for x in (k, v) for s in x.stride()[:3]]
+        aligned = (
+            target != INTERPRETER and sizes.k_len > 0 and k.stride(3) == v.stride(3) == 1
+            and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
+        )  # fmt: skip
+        shape = planner.class_of(Shape(
+            sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
+            arguments.DTYPES[q.dtype],
+        ))  # fmt: skip
+        launch = partial(self._launcher, target, shape)
+        launch(32, aligned)
+        lengths = {"q_len": sizes.q_len, "k_len": sizes.k_len}
+        clamps = {
+            n: tuple(int(analysis.evaluate(e, analysis.Env(lengths))) for e in pair)
+            for n, pair in self._widths.clamps.items()
+        }
+        ready = Ready(launch, clamps, cache(partial(self._fits, longest)), aligned)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
             self._ready[signature] = ready
         return ready
 
-    def _clamp(self, p: Param, sizes: arguments.Sizes) -> tuple[int, int] | None:
-        """Bounds beyond which this int parameter changes nothing at these lengths."""
-        if p.name not in self._widths.clamps:
-            return None
-        farthest = sizes.q_len + sizes.k_len
-        return -farthest, farthest
+    def _fits(self, longest: int, ints: tuple[int, ...]) -> bool:
+        """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""
+        if max(longest, *map(abs, ints), 0) <= self._widths.limit:
+            return True
+        scalars = (p.name for p, _, _ in self._scalars if p.type == "int")
+        return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
 
-    def _launcher(self, target: str, q: torch.Tensor, sizes: arguments.Sizes, int_bits: int) -> Callable[..., Any]:
-        rows = next((c for c in Q_CLASSES if sizes.q_len <= c), Q_LONG)
-        key = (target, q.dtype, sizes.head_dim, sizes.head_dim_v, rows, int_bits)
-        if key not in self._modules:
-            self._modules[key] = self._module(target, replace(
-                Shape(), heads=sizes.h_len or 1, kv_heads=sizes.h_kv_len or 1, batch=sizes.b_len or 1, q_len=rows, k_len=K_LONG,
-                head_dim=sizes.head_dim, head_dim_v=sizes.head_dim_v, dtype=arguments.DTYPES[q.dtype],
-            ), int_bits)  # fmt: skip
-        return self._modules[key].forward
+    def _launcher(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
+        """The launcher of the generated file for a shape class; found or built, and loaded, once."""
+        key = (target, shape, int_bits, aligned)
+        found = self._launchers.get(key)
+        if found is None:
+            found = self._launchers[key] = self._load(target, shape, int_bits, aligned)
+        return found
 
-    def _module(self, target: str, shape: Shape, int_bits: int) -> ModuleType:
-        """The generated file for a target and shape class, loaded."""
+    def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
         self._cache = self._cache or Cache()
-        planned = pipeline.plan_parsed(
-            self.parsed, self.consts, INTERPRETED_AS if target == INTERPRETER else target, shape, int_bits=int_bits
-        )
-        entry = pipeline.kernel(planned, self._cache, resources=False)
+        goal = INTERPRETED_AS if target == INTERPRETER else target
+        planned = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
+        kernels = pipeline.every_kernel(planned)
+        entry = pipeline.kernel(kernels[0] if aligned else kernels[-1], self._cache, resources=False)
         file = next(name for name in entry.files if name.endswith(".py"))
         module = load_module(entry.path / file, f"attncc_generated_{entry.digest[:16]}_{target}")
-        module.__attncc_entry__ = entry  # type: ignore[attr-defined]  # holds the folder of an uncached build
-        return module
+        self._entries.append(entry)  # holds the folder of an uncached build
+        launch: Launch = module.forward
+        return launch
 
     def _refuse_gradients(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> None:
         for name, x in (("q", q), ("k", k), ("v", v), *given.items()):

@@ -25,5 +25,7 @@ def target_of(device: torch.device) -> str:
     name = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     name = SAME_CODE.get(name, name)
     if name not in targets.TARGETS:
-        raise EnvironmentFault(f"{properties.name} is {name}, which attncc has no description of: it knows {', '.join(targets.TARGETS)}")
+        raise EnvironmentFault(
+            f"{properties.name} is {name}, which attncc has no description of: it knows {', '.join(targets.TARGETS)}"
+        )
     return name
