@@ -13,8 +13,8 @@ from attncc.runtime.attention import Attention
 def compile(text: str, filename: str = "<spec>", *, target: str | None = None, **consts: int) -> Attention:
     """Compile a spec given as text; `consts` are its `const` parameters.
 
-    `target` is left out (the device of the tensors decides), or "interpreter": then the Triton kernel runs on CPU tensors
-    in Triton's interpreter, which TRITON_INTERPRET=1 must have turned on before triton is imported.
+    `target` is left out (the device of the tensors decides), or "interpreter": then the Triton kernel runs on CPU
+    tensors in Triton's interpreter, which TRITON_INTERPRET=1 must have turned on before triton is imported.
     Raises SpecError with every fault of the spec, and TypeError for constants that are missing, unknown or no ints.
     """
     parsed = frontend.parse(text, filename)

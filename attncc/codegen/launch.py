@@ -51,7 +51,7 @@ def launch_lines(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[st
 
 
 def jit_options(args: Sequence[Argument]) -> str:
-    """Lengths and parameters never specialise; neither do the addresses and strides of parameters on their alignment."""
+    """Lengths and parameters never specialise, nor do addresses and strides of parameters on their alignment."""
     options = {
         "do_not_specialize": [a.name for a in args if a.kind == "scalar"],
         "do_not_specialize_on_alignment": [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"],

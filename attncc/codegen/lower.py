@@ -1,4 +1,4 @@
-"""Where each part of a spec is computed: once for a program, a row, a key tile, or for each pair. Loads become statements."""
+"""Where each part of a spec is computed: for a program, a row, a key tile or each pair. Loads become statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head size in powers of two: `tl.arange` takes no other, and padding 96 to 128 would waste a quarter of the products."""
+"""A head size in powers of two: `tl.arange` takes no other, and padding 96 to 128 would waste a quarter of it."""
 
 from __future__ import annotations
 

@@ -106,10 +106,10 @@ PYTHON = Backend(
 class Printer:
     """Prints expressions for one backend and remembers which helper functions they call.
 
-    `names` gives the spelling of a Var where it differs from its name. `reads` gives the name that holds a Read's value;
-    one that is missing is a KeyError: loads are statements, placed by the lowering. `known` gives the name of a value that
-    stands in a variable already. `nonnegative` proves an int expression >= 0, `positive` >= 1; without a proof `//` and `%`
-    go through a helper that floors, and a divisor that may be below 1 through one that then gives 0.
+    `names` gives the spelling of a Var where it differs from its name. `reads` gives the name that holds a Read's
+    value; one that is missing is a KeyError: loads are statements, placed by the lowering. `known` gives the name of a
+    value that stands in a variable already. `nonnegative` proves an int expression >= 0, `positive` >= 1; without a
+    proof `//` and `%` go through a helper that floors, and a divisor that may be below 1 through one that then gives 0.
     """
 
     backend: Backend

@@ -18,8 +18,8 @@ POINTEES = {
 class Argument:
     """One argument: its name in the kernel, its Triton type, and what the launcher passes for it.
 
-    kind: pointer | descriptor | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that neighbours are
-        loaded together; Triton does that only for arguments without a declared type, which are then 32 bits wide.
+    kind: pointer | descriptor | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that
+        neighbours are loaded together; Triton does that only for arguments without a declared type, then 32 bits wide.
     owner: call (q, k, v, lengths) | output | parameter | tile
     """
 
@@ -69,7 +69,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
 
 
 def vectorized(p: Param, axis: int) -> bool:
-    """Whether neighbours along this axis of a parameter are read side by side: the last axis, unless it is one of b and h."""
+    """Whether neighbours along this axis of a parameter are read side by side: the last axis, unless it is b or h."""
     return axis == len(p.axes) - 1 and p.axes[axis] not in ("b", "h", "h_kv")
 
 

@@ -109,8 +109,8 @@ def render(
 ) -> str:  # fmt: skip
     """The file of one kernel: equal arguments give equal bytes.
 
-    `spec` has its consts bound, `visits` is analysis.visits(spec, "q"), `text` the spec as it stands on top in a comment,
-    `resources` what the kernel compiled to (registers, spills, shared_bytes), where that is known.
+    `spec` has its consts bound, `visits` is analysis.visits(spec, "q"), `text` the spec as it stands on top in a
+    comment, `resources` what the kernel compiled to (registers, spills, shared_bytes), where that is known.
     """
     view = kernel_view(spec, visits, plan, banner(spec, plan, text, resources))
     return environment().get_template(f"triton/{plan.algorithm}_forward.py.jinja").render(view=view)
@@ -135,7 +135,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
         f"forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
         f"K and V by {plan.loads}",
         f"{plan.target}, {plan.dtype}, {sizes}{took}",
-        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing gives 0, lse -inf.",
+        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing: 0, lse -inf.",
         f"made by: attncc build {spec.name}.attn --target {plan.target}     checked by: python {name}",
     )  # fmt: skip
 
@@ -232,15 +232,16 @@ def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
-        tuple(lines), bool(used & {called["first"], called["last"]}), tuple(walks), jumps, either("begin"), either("end"), either("tile"),
-        walks.get("masked"), walks.get("full"), tested,
+        lines=tuple(lines), bounds=bool(used & {called["first"], called["last"]}), loops=tuple(walks), jumps=jumps,
+        begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
+        full=walks.get("full"), tested=tested,
     )  # fmt: skip
 
 
 def _walk(
     name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names, jumps: bool
 ) -> Walk:
-    """Segments end to end: `name_i` steps lie before segment i + 1; a step's tile is its segment's begin plus what is left."""
+    """Segments end to end: `name_i` steps lie before segment i + 1; a tile is its segment's begin plus what is left."""
     ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
     if not jumps:
         return Walk(*ends[0], "step")

@@ -139,9 +139,14 @@ def _check_axis(p: Param, i: int, axis: str | int, extent: int, extents: dict[st
 def divisors(spec: AttentionSpec) -> frozenset[str]:
     """Names of scalars and free axes that stand alone as a divisor somewhere: they must be at least 1."""
     found: set[str] = set()
-    spec.map(lambda e: (found.update(
-        n.args[1].name for n in walk(e) if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var)
-    ), e)[1])  # fmt: skip
+
+    def look(e: Any) -> Any:
+        for n in walk(e):
+            if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var):
+                found.add(n.args[1].name)
+        return e
+
+    spec.map(look)
     return frozenset(found)
 
 
@@ -149,9 +154,8 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
     """A run-time scalar as a Python number. TypeError for another kind, ValueError for a divisor below 1."""
     if isinstance(value, torch.Tensor):
         if value.dim() or (p.type == "int" and value.is_floating_point()) or value.dtype == torch.bool:
-            raise TypeError(
-                f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {list(value.shape)} of {value.dtype}"
-            )
+            what = f"{list(value.shape)} of {value.dtype}"
+            raise TypeError(f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {what}")
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float) if p.type == "float" else int):
         raise TypeError(f"{p.name} must be {_a(p.type)}, and is {_a(type(value).__name__)}: {value!r}")
@@ -169,10 +173,11 @@ def check_sorted(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
             x = given[p.name]
             falls = (x[..., 1:] < x[..., :-1]).nonzero()
             if len(falls):
-                at = falls[0].tolist()
-                here, before = x[(*at[:-1], at[-1] + 1)].item(), x[tuple(at)].item()
+                *lead, at = falls[0].tolist()
+                before, here = x[tuple(lead)][at : at + 2].tolist()
                 raise ValueError(
-                    f"{p.name} is declared sorted along {p.axes[-1]}, and falls from {before} to {here} at index {[*at[:-1], at[-1] + 1]}"
+                    f"{p.name} is declared sorted along {p.axes[-1]}, and falls from {before} to {here} "
+                    f"at index {[*lead, at + 1]}"
                 )
 
 

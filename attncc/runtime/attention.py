@@ -1,4 +1,4 @@
-"""A compiled spec that PyTorch calls: finds or builds the kernel for a call's shapes, checks the arguments, launches."""
+"""A compiled spec that PyTorch calls: finds or builds the kernel for a call's shapes, checks arguments, launches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Ready:
-    """What a signature (shapes, strides, dtypes, devices) leads to: a kernel for each width of integers and kind of loads."""
+    """What a signature (shapes, strides, dtypes, devices) leads to."""
 
     launch: Callable[[int, bool], Launch]  # int_bits, and whether K and V are where TMA can address them
     clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
@@ -36,7 +36,7 @@ class Ready:
 
 
 class Attention:
-    """One spec, its constants baked in. Call it with tensors; see `__call__`. Kernels come from the cache or are built."""
+    """One spec, its constants baked in; call it with tensors. Kernels come from the cache or are built."""
 
     def __init__(self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None) -> None:
         self.parsed = parsed
@@ -68,8 +68,8 @@ class Attention:
 
         Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm.
         `validate` checks what the spec promises of tensors (`sorted`), which waits for the device. `deterministic` is
-        accepted: the forward pass always is. TypeError or ValueError name the argument that is wrong; NotImplementedError
-        where a gradient would be needed.
+        accepted: the forward pass always is. TypeError or ValueError name the argument that is wrong;
+        NotImplementedError where a gradient would be needed.
         """
         try:
             signature = (
@@ -129,10 +129,10 @@ class Attention:
         ))  # fmt: skip
         launch = partial(self._launcher, target, shape)
         launch(32, aligned)
-        lengths = {"q_len": sizes.q_len, "k_len": sizes.k_len}
+        here = analysis.Env({"q_len": sizes.q_len, "k_len": sizes.k_len})
         clamps = {
-            n: tuple(int(analysis.evaluate(e, analysis.Env(lengths))) for e in pair)
-            for n, pair in self._widths.clamps.items()
+            n: (int(analysis.evaluate(low, here)), int(analysis.evaluate(high, here)))
+            for n, (low, high) in self._widths.clamps.items()
         }
         ready = Ready(launch, clamps, cache(partial(self._fits, longest)), aligned)
         if len(self._ready) >= KNOWN_CALLS:
@@ -172,5 +172,6 @@ class Attention:
         for name, x in (("q", q), ("k", k), ("v", v), *given.items()):
             if isinstance(x, torch.Tensor) and x.requires_grad:
                 raise NotImplementedError(
-                    f"{name} requires a gradient, and the backward pass is not built yet: call under torch.no_grad() or detach it"
+                    f"{name} requires a gradient, and the backward pass is not built yet: "
+                    "call under torch.no_grad() or detach it"
                 )

@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Execute the file under a module name of its own. Triton reads its source while that happens, so it must be there."""
+    """Execute the file under a module name of its own. Triton reads its source meanwhile, so it must be there."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
