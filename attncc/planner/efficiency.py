@@ -135,7 +135,7 @@ def resident_blocks(plan: KernelPlan, target: Target) -> int:
     threads = plan.warps * target.warp_size
     own = min(plan.max_registers or registers.fa2_forward(plan, target), target.registers_thread)
     blocks = min(
-        target.shared_bytes_sm // max(1, fa2_forward(plan, target)),
+        target.shared_bytes_sm // max(1, plan.shared_bytes or fa2_forward(plan, target)),
         target.registers_sm // (own * threads),
         target.threads_sm // threads,
     )

@@ -141,7 +141,7 @@ def _predicted(
     busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, masked)
     programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
     fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
-    cached = a.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
+    cached: float = a.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
     return max(times["memory"], cached, busy * fill)
 
 

@@ -12,7 +12,7 @@ from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, shared_memory
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
-from attncc.targets import Target
+from attncc.targets import Target, target
 
 T = TypeVar("T")
 
@@ -53,9 +53,9 @@ def choose(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | N
     masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
     timed = sorted(((costs(plan, usual, target, masked=masked), plan) for plan in legal), key=lambda pair: _rank(*pair))
     best, plan = timed[0]
-    slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1:]]
+    slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
-    rejected = (*slower[:SHOWN], *((p, v.sentence) for p, v in unfit[:SHOWN]))
+    rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
     return Choice(plan, rejected, costs(plan, shape, target, masked=masked))
 
 
@@ -68,7 +68,7 @@ def class_of(shape: Shape) -> Shape:
 
 def any_stride(plan: KernelPlan) -> KernelPlan:
     """The plan of the kernel beside a descriptor one, for calls whose K or V the TMA unit cannot address."""
-    return replace(plan, any_stride=True, loads="pointer")
+    return _finish(replace(plan, any_stride=True, loads="pointer"), target(plan.target))
 
 
 def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int]:

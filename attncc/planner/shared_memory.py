@@ -8,6 +8,7 @@ there is one small formula for each. They were read off Triton 3.6 to 3.9's own 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import gcd
 
 from attncc.ir import KernelPlan
@@ -17,12 +18,14 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
 
 
+@cache
 def pieces(head_dim: int) -> tuple[int, ...]:
     """Powers of two, largest first, whose sum is `head_dim` rounded up to a multiple of 16: 96 is 64 + 32, 31 is 32."""
     rounded = -(-head_dim // 16) * 16
     return tuple(1 << bit for bit in reversed(range(rounded.bit_length())) if rounded >> bit & 1)
 
 
+@cache
 def padded(head_dim: int) -> int:
     """Elements that a head takes in a tile: the sum of its pieces."""
     return sum(pieces(head_dim))

@@ -1,4 +1,4 @@
-"""Cross-compilation of chosen plans. Triton's own cache stays out of the user's."""
+"""Cross-compilation of chosen plans."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from attncc.ir import KernelPlan
 from attncc.runtime.compile import Resources, compile_kernel
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Shared memory and registers against what the compiler reported."""
+
+import pytest
+
+from attncc.ir import KernelPlan
+from attncc.planner import registers, shared_memory
+from attncc.targets import target
+from tests.planner.recorded import RECORDED
+
+
+def plan_of(record):
+    name, tile_q, tile_k, warps, stages, d, dv, dtype = record[:8]
+    return KernelPlan(name, "fa2", "q_outer", tile_q, tile_k, stages, warps, d, dv, dtype)
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda r: "-".join(map(str, r[:8])))
+def test_shared_memory_is_never_below_and_within_a_tenth_above(record):
+    predicted = shared_memory.fa2_forward(plan_of(record), target(record[0]))
+    assert record[8] <= predicted <= 1.10 * record[8]
+
+
+def test_registers_are_right_in_the_mean():
+    unspilled = [r for r in RECORDED if r[10] == 0 and r[9] < 250]
+    errors = [abs(registers.fa2_forward(plan_of(r), target(r[0])) - r[9]) for r in unspilled]
+    assert len(errors) > 30
+    assert sum(errors) / len(errors) < 25
+
+
+def test_plans_that_spilled_much_are_seen():
+    spilled = [r for r in RECORDED if r[10] > 64]
+    assert len(spilled) > 10
+    missed = [r for r in spilled if not registers.spills(plan_of(r), target(r[0]))]
+    assert missed == []
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "parts"),
+    [(8, (16,)), (16, (16,)), (31, (32,)), (64, (64,)), (72, (64, 16)), (80, (64, 16)), (96, (64, 32)),
+     (120, (128,)), (192, (128, 64)), (512, (512,))],
+)  # fmt: skip
+def test_head_sizes_are_split_not_padded_to_a_power_of_two(head_dim, parts):
+    assert shared_memory.pieces(head_dim) == parts
+    assert shared_memory.padded(head_dim) == sum(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "products", "tile_q", "unit"),
+    [
+        ("sm_80", "bf16", "ieee", 128, "mma"), ("sm_90", "f16", "ieee", 128, "wgmma"),
+        ("sm_90", "f16", "ieee", 32, "mma"),
+        ("sm_100", "bf16", "ieee", 64, "tcgen05"), ("sm_120", "bf16", "ieee", 128, "mma"),
+        ("sm_90", "f32", "ieee", 64, "fma"), ("sm_90", "f32", "tf32", 64, "wgmma"),
+        ("gfx942", "f32", "ieee", 64, "mfma"),
+    ],
+)  # fmt: skip
+def test_what_multiplies(name, dtype, products, tile_q, unit):
+    plan = KernelPlan(name, "fa2", "q_outer", tile_q, 32, 2, 4, 64, 64, dtype, products)
+    assert shared_memory.matrix_unit(plan, target(name)) == unit
+
+
+def test_a_cpu_has_no_shared_memory():
+    plan = KernelPlan("cpu", "fa2", "q_outer", 128, 256, 1, 1, 64, 64, "f64")
+    assert shared_memory.fa2_forward(plan, target("cpu")) == 0

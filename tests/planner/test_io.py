@@ -1,0 +1,94 @@
+import random
+from dataclasses import replace
+
+import pytest
+
+from attncc.ir import AttentionSpec, KernelPlan, Shape
+from attncc.planner import choose, closed_forms, costs
+from attncc.planner.io import all_tiles
+from attncc.targets import TARGETS, target
+
+PLAN = KernelPlan("sm_90", "fa2", "q_outer", 128, 64, 2, 8, 128, 128, "bf16", shared_bytes=98304)
+
+
+def test_one_head_by_hand():
+    shape = Shape(batch=1, heads=1, kv_heads=1, q_len=1024, k_len=2048)
+    c = costs(PLAN, shape, target("sm_90"))
+    assert c.hbm_bytes == 2 * 1024 * 128 * 2 + 1024 * 4 + 2 * 2048 * 128 * 2  # Q and Out, lse, K and V
+    assert c.streamed_bytes == 2 * 1024 * 128 * 2 + 1024 * 4 + 8 * 2 * 2048 * 128 * 2  # K and V for each of 8 tiles
+    assert c.flops == 4 * 1024 * 2048 * 128
+    assert c.exponentials == 1024 * 2048
+    assert c.standard_hbm_bytes == 2 * 1024 * 128 * 2 + 2 * 2048 * 128 * 2 + 4 * 1024 * 2048 * 2
+    assert c.shared_bytes == 98304
+
+
+def test_grouped_heads_share_keys_and_values():
+    many, few = (costs(PLAN, Shape(heads=16, kv_heads=n), target("sm_90")) for n in (16, 2))
+    assert many.hbm_bytes - few.hbm_bytes == 14 * 2 * 4096 * 128 * 2
+    assert many.flops == few.flops
+
+
+def test_tiles_left_out_cost_nothing():
+    shape = Shape(q_len=8192, k_len=8192)
+    whole, half = costs(PLAN, shape, target("sm_90")), costs(PLAN, shape, target("sm_90"), all_tiles(PLAN, shape) // 2)
+    assert half.flops * 2 == whole.flops
+    assert half.predicted_ms < 0.6 * whole.predicted_ms
+    assert half.standard_hbm_bytes == whole.standard_hbm_bytes
+
+
+def test_what_binds():
+    assert costs(PLAN, Shape(), target("sm_90")).bound == "tensor"
+    assert costs(replace(PLAN, tile_q=16), Shape(batch=64, q_len=1, k_len=8192), target("sm_90")).bound == "memory"
+    narrow = replace(PLAN, target="sm_100", head_dim=32, head_dim_v=32)
+    assert costs(narrow, Shape(head_dim=32, head_dim_v=32), target("sm_100")).bound == "exp"
+
+
+def test_no_kernel_is_predicted_faster_than_the_roofline():
+    for name in TARGETS:
+        for d in (64, 128, 256):
+            found = choose(AttentionSpec("full"), Shape(head_dim=d, head_dim_v=d), target(name)).predicted
+            assert found.predicted_ms >= found.roofline_ms > 0
+
+
+def test_the_model_meets_the_measured_kernel():
+    shape = Shape(batch=4, heads=16, kv_heads=16, q_len=4096, k_len=4096)
+    found = costs(replace(PLAN, max_registers=128), shape, target("sm_90"))
+    assert found.flops / found.predicted_ms / 1e9 == pytest.approx(471)
+
+
+def test_closed_forms_are_the_numbers():
+    import sympy
+
+    rnd = random.Random(7)
+    for _ in range(12):
+        plan = replace(PLAN, tile_q=rnd.choice((64, 128)), tile_k=rnd.choice((32, 64)), head_dim=rnd.choice((64, 128)))
+        plan = replace(choose(AttentionSpec("full"), Shape(), target("sm_90")).plan, **{
+            n: getattr(plan, n) for n in ("tile_q", "tile_k", "head_dim")
+        })  # fmt: skip
+        shape = Shape(batch=rnd.randint(1, 9), heads=12, kv_heads=rnd.choice((1, 4, 12)), q_len=rnd.randint(1, 9999),
+                      k_len=rnd.randint(1, 9999), head_dim=plan.head_dim)  # fmt: skip
+        tiles = rnd.randint(1, 10**6)
+        numbers = costs(plan, shape, target("sm_90"), tiles)
+        values = {
+            "B": shape.batch, "H": 12, "H_kv": shape.kv_heads, "N_q": shape.q_len, "N_k": shape.k_len,
+            "d": plan.head_dim, "d_v": 128, "T_q": plan.tile_q, "T_k": plan.tile_k, "tiles": tiles, "e": 2,
+        }  # fmt: skip
+        for name, form in closed_forms(plan, target("sm_90")).items():
+            value = form.subs({s: values[s.name] for s in form.free_symbols})
+            if name == "shared_bytes":
+                from attncc.planner import shared_memory
+
+                assert value == shared_memory.fa2_forward(plan, target("sm_90"))
+            else:
+                assert value == sympy.Integer(getattr(numbers, name))
+
+
+def test_numbers_need_no_sympy():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from attncc.ir import *; from attncc.planner import *; from attncc.targets import target;"
+        "choose(AttentionSpec('full'), Shape(), target('sm_90')); assert 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
