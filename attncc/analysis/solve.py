@@ -10,8 +10,10 @@ from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import Domain, Unbounded, reads, residue
 from attncc.analysis.lift import AXES, LENGTHS, Lift, spec_facts
 from attncc.analysis.normal import Clause, Solver, merged, ordered
+from attncc.analysis.rows import always
 from attncc.analysis.segments import Ranges, fuse, hull, longest, subtract, union
 from attncc.analysis.terms import Algebra, Term, sure_le
+from attncc.analysis.words import opaque_parts
 from attncc.ir import AttentionSpec, Expr, Segment, Visits
 
 
@@ -61,7 +63,8 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
     ranges (1 or 2) hold something, and as many are full.
     """
     f = frame(spec, outer, tables)
-    mask = Lift(spec, f.algebra).mask()
+    lift = Lift(spec, f.algebra)
+    mask = lift.mask()
     solver = Solver(f.x, search)
     clauses = merged(solver.clauses(mask), f.x)
     spans = [(_may(c, f), _must(c, f)) for c in clauses]
@@ -72,11 +75,9 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
         (masked, full), widened = _segments(simple, emitter), False
     else:
         masked, full, widened = _many_ranges(spans, f, emitter, ranges)
-    opaque = _words(solver, clauses, emitter)
     may, must = _classes(f, mask, clauses, emitter, widened or solver.overflow)
-    return Visits(
-        outer, tuple(emitter.lets.items()), masked, full, may, must, tuple(emitter.summaries.values()), opaque
-    )
+    lets, summaries = tuple(emitter.lets.items()), tuple(emitter.summaries.values())
+    return Visits(outer, lets, masked, full, may, must, summaries, opaque_parts(spec), not always(mask, lift))
 
 
 def _folds(spec: AttentionSpec, f: Frame) -> list[tuple[str, Term]]:
@@ -309,7 +310,3 @@ def _classes(
     no_may = may is f.algebra.true
     no_must = must is f.algebra.false
     return None if no_may else emitter(may), None if no_must else emitter(must)
-
-
-def _words(solver: Solver, clauses: list[Clause], emitter: Emitter) -> tuple[str, ...]:
-    return ()

@@ -1,0 +1,147 @@
+"""Proofs and counts against the whole grid; warnings in plain words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute import environment, programs
+from corpus import B, HEADS, MASKS, SHAPES, Mask
+from spelling import Table, grid, spec_of
+
+from attncc.analysis import balance, empty_row_count, evaluate, kept_pairs, prove, tile_counts
+from attncc.analysis.prove import future
+from attncc.analysis.words import text
+from attncc.ir import Shape
+
+# Masks whose rows have no closed form: they are counted pair by pair, and only where the grid is small.
+SAMPLE = [SHAPES[i] for i in (1, 2, 4, 8)]
+
+
+def shape_of(shape: tuple[int, int, int, int]) -> Shape:
+    return Shape(batch=B, heads=HEADS, kv_heads=HEADS, q_len=shape[0], k_len=shape[1])
+
+
+def grids(mask: Mask, shape: tuple[int, int, int, int]) -> list[np.ndarray]:
+    call = mask.call(shape[0], shape[1])
+    return [grid(mask.text, call, mask.align, b, h) for b in range(B) for h in range(HEADS)]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.name)
+def test_what_is_proved_holds_in_every_call(mask: Mask) -> None:
+    spec = spec_of(mask.text, mask.tables, mask.align)
+    proved = prove(spec)
+    for shape in SAMPLE:
+        call = mask.call(shape[0], shape[1])
+        for b, h in programs(mask.text):
+            dense = grid(mask.text, call, mask.align, b, h)
+            row, k = np.indices(dense.shape)
+            q = row + (call.k_len - call.q_len if mask.align == "end" else 0)
+            if proved.causal:
+                assert not (dense & (k > (q if proved.causal == "k <= q" else row))).any()
+            assert not proved.always or dense.all()
+            assert not proved.never or not dense.any()
+            empty = not dense.any(1).all()
+            if proved.empty_rows in ("never", "always"):
+                assert empty == (proved.empty_rows == "always")
+            if proved.no_empty_row is not None:
+                condition = bool(evaluate(proved.no_empty_row, environment(call, {}, b, h)))
+                assert not (condition and empty), text(proved.no_empty_row)
+                assert proved.empty_rows != "when" or condition != empty, text(proved.no_empty_row)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.name)
+def test_counts_are_exact(mask: Mask) -> None:
+    spec = spec_of(mask.text, mask.tables, mask.align)
+    for shape in SAMPLE[:2]:
+        call = mask.call(shape[0], shape[1])
+        values = {**call.scalars, **call.tensors}
+        all_of_them = grids(mask, shape)
+        assert kept_pairs(spec, shape_of(shape), values) == sum(int(d.sum()) for d in all_of_them)
+        assert empty_row_count(spec, shape_of(shape), values) == sum(int((~d.any(1)).sum()) for d in all_of_them)
+
+
+@pytest.mark.parametrize("text_", ["k <= q", "0 <= q - k < w", "k <= q and (k < w or (q - k) % 3 == 0)", "k % w < 2"])
+def test_counts_of_a_million_rows_take_no_grid(text_: str) -> None:
+    n = 2**20
+    got = kept_pairs(spec_of(text_), Shape(batch=1, heads=1, kv_heads=1, q_len=n, k_len=n), {"w": 1024})
+    k = np.arange(n, dtype=np.int64)
+    stripes = int(((k % 1024) < 2).sum())
+    wanted = {
+        "k <= q": n * (n + 1) // 2,
+        "0 <= q - k < w": 1024 * n - 1024 * 1023 // 2,
+        "k % w < 2": n * stripes,
+        "k <= q and (k < w or (q - k) % 3 == 0)": int(
+            (np.minimum(k + 1, 1024) + np.where(k >= 1024, (k - 1024) // 3 + 1, 0)).sum()
+        ),
+    }  # fmt: skip
+    assert got == wanted[text_]
+
+
+def test_a_count_that_needs_what_is_not_given_is_none() -> None:
+    spec = spec_of("k < length[b]", {"length": Table("i32", ("b",))})
+    shape = Shape(batch=2, heads=3, kv_heads=3, q_len=8, k_len=8)
+    assert kept_pairs(spec, shape, {}) is None
+    assert tile_counts(spec, shape, 16, 16, {}) is None
+    assert balance(spec, shape, 16, 16, {}) is None
+    assert kept_pairs(spec, shape, {"length": np.array([3, 8])}) == 3 * 8 * (3 + 8)
+
+
+@pytest.mark.parametrize("mask", MASKS[::5], ids=lambda m: m.name)
+def test_tiles_add_up_and_bound_the_work(mask: Mask) -> None:
+    spec = spec_of(mask.text, mask.tables, mask.align)
+    shape = SHAPES[1]
+    call = mask.call(shape[0], shape[1])
+    values = {**call.scalars, **call.tensors}
+    called = ("_TILE_K" if "TILE_K" in call.scalars else "TILE_K"), "TILE_Q"
+    assert called
+    tiles = tile_counts(spec, shape_of(shape), shape[2], shape[3], values)
+    assert tiles is not None
+    everything = -(-shape[0] // shape[2]) * -(-shape[1] // shape[3]) * B * HEADS
+    assert sum(tiles.values()) == everything
+    even = balance(spec, shape_of(shape), shape[2], shape[3], values)
+    assert even is not None and even.least <= even.mean <= even.most
+    assert round(even.mean * -(-shape[0] // shape[2]) * B * HEADS) == tiles["partial"] + tiles["full"]
+
+
+def test_tiles_of_a_causal_mask() -> None:
+    shape = Shape(batch=2, heads=4, kv_heads=4, q_len=4096, k_len=4096)
+    assert tile_counts(spec_of("k <= q"), shape, 128, 64, {}) == {
+        "skipped": 8 * 32 * 31, "partial": 8 * 64, "full": 8 * 32 * 31,
+    }  # fmt: skip
+    even = balance(spec_of("k <= q"), shape, 128, 64, {})
+    assert even is not None and (even.least, even.most, even.mean) == (2, 64, 33.0)
+
+
+@pytest.mark.parametrize(
+    ("text_", "name", "code"),
+    [
+        ("k > q + 3 and k < q", "odd", "W201"),
+        ("k >= q or k < q + 1", "odd", "W202"),
+        ("k <= q + w", "causal_window", "W203"),
+        ("q - k < w", "causal", "W203"),
+        ("k <= q or k < prefix[b]", "my_causal", "W203"),
+        ("k <= q", "causal", None),
+        ("0 <= q - k < w", "causal_window", None),
+        ("q // 8 >= k // 8", "block_causal", None),
+        ("k <= q + w", "window", None),
+    ],
+)
+def test_masks_that_are_hardly_meant_are_warned_of(text_: str, name: str, code: str | None) -> None:
+    found = prove(spec_of(text_, {"prefix": Table("i32", ("b",))}, name=name)).warnings
+    assert [w.code for w in found] == ([code] if code else [])
+    assert all(w.severity == "warning" and w.hint for w in found)
+
+
+def test_the_future_is_shown_by_a_pair() -> None:
+    assert future(spec_of("q - k < w")) == "with q_len = k_len = 6, w = 1, row 0 sees key 1"
+    assert future(spec_of("k <= q")) is None
+
+
+def test_opaque_parts_come_with_a_reason() -> None:
+    found = prove(
+        spec_of("k <= q and (q - k) % d == 0 and k * k <= q * w and mark[b, k]", {"mark": Table("bool", ("b", "k"))})
+    )
+    reasons = dict(part.split(": ", 1) for part in found.opaque)
+    assert reasons["mark[b, k]"].startswith("a tensor is read")
+    assert "remainder" in reasons["(q - k) % d == 0"]
+    assert len(reasons) == 3
