@@ -15,13 +15,16 @@ from attncc.targets import Target
 
 WEIGHTS = {  # of: output, scores, loads of 16 bytes, Q; then the constant
     "mma": (0.4, 1.6, 0.0, 1.0, 118.0),
-    "wgmma": (1.0, 0.85, 5.0, 0.0, 66.0),
+    "wgmma": (1.05, 0.85, 5.0, 0.0, 66.0),
     "tcgen05": (0.6, 2.0, 0.2, 1.3, 25.0),
     "mfma": (1.5, 0.2, 18.0, -1.0, 103.0),
     "fma": (0.0, 1.1, 0.0, 2.3, 50.0),
 }
-MARGIN = {"mma": 15, "wgmma": 15, "tcgen05": 15, "mfma": 45, "fma": 15}  # by which the estimate may be too low
-FMA_OUTPUTS = 8  # scores of a thread beyond which the products, all unrolled, spill whatever the registers are
+MARGIN = {"mma": 15, "wgmma": 15, "tcgen05": 15, "mfma": 45, "fma": 15}  # by which the estimate may be wrong
+FMA_OUTPUTS, FMA_PRODUCTS = (
+    8,
+    1024,
+)  # of a thread: beyond these the products, which are all unrolled, spill by kilobytes
 
 
 def limit(plan: KernelPlan, target: Target) -> int:
@@ -49,9 +52,12 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
     return int(sum(f * w for f, w in zip(factors, words, strict=True)) / threads + constant)
 
 
-def spills(plan: KernelPlan, target: Target) -> bool:
-    """Whether the estimate says that registers run out."""
+def pressure(plan: KernelPlan, target: Target) -> str:
+    """`fits`, `tight` (the estimate cannot tell: some tens of bytes may spill) or `spills`."""
     unit = matrix_unit(plan, target)
-    if unit == "fma" and plan.tile_q * plan.tile_k > FMA_OUTPUTS * plan.warps * target.warp_size:
-        return True
-    return fa2_forward(plan, target) > limit(plan, target) - MARGIN[unit]
+    outputs = plan.tile_q * plan.tile_k / (plan.warps * target.warp_size)
+    depth = max(padded(plan.head_dim), padded(plan.head_dim_v))
+    if unit == "fma" and (outputs > FMA_OUTPUTS or outputs * depth > FMA_PRODUCTS):
+        return "spills"
+    excess = fa2_forward(plan, target) - limit(plan, target)
+    return "fits" if excess <= -MARGIN[unit] else "tight" if excess <= MARGIN[unit] else "spills"

@@ -116,8 +116,13 @@ def _ratio(other: Costs, best: Costs) -> str:
 
 def _faults(plan: KernelPlan, target: Target) -> str:
     names = {
-        "spills": "registers run out", "across": "rows are shared out over warps", "serial": "loads are not overlapped",
-    }  # fmt: skip
+        "spills": "registers run out",
+        "tight": "registers may run out",
+        "across": "rows are shared out over warps",
+        "serial": "loads are not overlapped",
+        "half": "half of the tensor cores idle",
+        "alone": "one block on an SM",
+    }
     found = [names[f] for f in efficiency.faults(plan, target) if f in names] if target.is_gpu else []
     return f" ({', '.join(found)})" if found else ""
 
