@@ -110,8 +110,10 @@ def build(request: Request, cache: Cache, stage: Stage = silent, tools: Toolchai
 
 
 def warnings(planned: Planned) -> tuple[Diagnostic, ...]:
-    """What the text gives reason to warn of."""
-    return planned.parsed.warnings
+    """What the text gives reason to warn of, and what the proofs about its mask do."""
+    from attncc import analysis
+
+    return (*planned.parsed.warnings, *analysis.prove(planned.spec).warnings)
 
 
 def plan(request: Request) -> Planned:
@@ -131,11 +133,12 @@ def plan_parsed(
 ) -> Planned:  # fmt: skip
     """The second half of `plan`, for one shape class; `int_bits` is the width of positions and int parameters."""
     from attncc import analysis, planner
+    from attncc.codegen.tables import tables_of
 
     spec, goal = parsed.spec.bind(consts), target(target_name)
-    visits = analysis.visits(spec, "q")
+    visits = analysis.kernel_visits(spec) if goal.is_gpu else analysis.visits(spec, "q")
     choice = planner.choose(spec, shape, goal, visits)
-    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits))
+    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=bool(tables_of(visits))))
     return Planned(parsed, spec, consts, values, shape, goal, visits, choice)
 
 

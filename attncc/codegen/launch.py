@@ -50,25 +50,31 @@ def launch_lines(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[st
     return _lines((_group(a), value(a)) for a in args if a.kind != "constexpr")
 
 
-def jit_options(args: Sequence[Argument]) -> str:
+def jit_options(args: Sequence[Argument]) -> tuple[str, ...]:
     """Lengths and parameters never specialise, nor do addresses and strides of parameters on their alignment."""
     options = {
         "do_not_specialize": [a.name for a in args if a.kind == "scalar"],
         "do_not_specialize_on_alignment": [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"],
     }
-    return ", ".join(f"{name}={_names(listed)}" for name, listed in options.items() if listed)
+    return _options(options)
 
 
-def general(args: Sequence[Argument]) -> str:
+def general(args: Sequence[Argument]) -> tuple[str, ...]:
     """The same for tensors of any strides and addresses."""
     values = [a.name for a in args if a.kind == "scalar" or (a.owner == "call" and "stride" in a.kind)]
     pointers = [a.name for a in args if a.kind == "pointer" and a.owner != "output"]
     pointers += [a.name for a in args if a.owner == "parameter" and "stride" in a.kind]
-    return f"do_not_specialize={_names(values)}, do_not_specialize_on_alignment={_names(pointers)}"
+    return _options({"do_not_specialize": values, "do_not_specialize_on_alignment": pointers})
 
 
-def _names(names: Sequence[str]) -> str:
-    return str(list(names)).replace("'", '"')
+def _options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Keyword arguments that are lists of names, wrapped: `key=[`, lines of names, `],`."""
+    lines: list[str] = []
+    for name, listed in options.items():
+        if listed:
+            quoted = ", ".join(f'"{n}"' for n in listed)
+            lines += [f"{name}=[", *("    " + line for line in textwrap.wrap(quoted, WIDTH - 4)), "],"]
+    return tuple(lines)
 
 
 def forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:

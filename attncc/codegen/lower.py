@@ -9,7 +9,8 @@ from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import fold
 from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, Printer
 from attncc.codegen.signature import stride_name, vectorized
-from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Var, children, names, walk
+from attncc.codegen.tables import LARGEST, Tables
+from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
 IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
@@ -30,6 +31,8 @@ class Lowering:
     names: dict[str, str]
     fresh: Names
     nonnegative: Callable[[Expr], bool]
+    tables: Tables
+    int_bits: int
     lines: dict[str, list[str]] = field(default_factory=lambda: {"program": [], "row": [], "key": [], "pair": []})
     printer: Printer = field(init=False)
 
@@ -37,6 +40,7 @@ class Lowering:
         self.printer = Printer(TRITON, self.names, {}, {}, self.nonnegative, self.positive)
         self._reads: dict[Read, str] = {}
         self._known: dict[Expr, str] = {}
+        self._summaries = {s.name: s for s in (*self.tables.own.values(), *self.tables.reduced, *self.tables.scanned)}
         self.printer.reads, self.printer.known = self._reads, self._known
 
     def positive(self, e: Expr) -> bool:
@@ -71,11 +75,32 @@ class Lowering:
         for child in children(e):
             self._place_reads(child)
         if isinstance(e, Read) and e not in self._reads:
+            if e.tensor in self._summaries:
+                self._place_summary(e, self._summaries[e.tensor])
+                return
             code = self._load(e, self.spec.param(e.tensor))
             variables = (self.printer(i) for i in e.indices if isinstance(i, Var))
             name = self.fresh.fresh(read_name(self.names[e.tensor], variables))
             self.lines[level(e)].append(f"{name} = {code}")
             self._reads[e] = name
+
+    def _place_summary(self, read: Read, summary: Summary) -> None:
+        """A table's entry; or the least or greatest over this tile's own rows, which are here already."""
+        side, inside = ("row", "row < q_len") if summary.axis == "q" else ("key", "k < k_len")
+        name = self.fresh.fresh(summary.name)
+        if summary.name in self.tables.own:
+            self.lines[side].append(f"{name} = {self.reduced(summary, inside)}")
+        else:
+            tile, place = self.printer(read.indices[-1]), self.tables.place(summary)
+            lanes = "" if summary.axis == self.tables.outer else f", mask={tile} < {summary.axis}_tiles, other=0"
+            code = f"tl.load(Tables + {place + ' + ' if place else ''}{tile}{lanes})"
+            self.lines["program"].append(f"{name} = {code}")
+        self._reads[read] = name
+
+    def reduced(self, summary: Summary, inside: str) -> str:
+        """The least or greatest of a summary's value over the positions of a tile that are `inside`."""
+        neutral = LARGEST[self.int_bits] if summary.reduce == "min" else -LARGEST[self.int_bits]
+        return f"tl.{summary.reduce}(tl.where({inside}, {self.text(summary.value)}, {neutral}))"
 
     def _load(self, read: Read, param: Param) -> str:
         tensor, terms = self.names[param.name], []

@@ -31,7 +31,7 @@ class Argument:
 
 
 def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
-    """`names` gives each parameter's and free axis's name in the kernel."""
+    """Those of the main kernel; `names` gives each parameter's and free axis's name in it."""
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
     made = [Argument("Q", pointer, "pointer", "call", "q")]
@@ -60,12 +60,21 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
             )
     for name in ("q_len", "k_len", "b_len", "h_len", "group", "together"):
         made.append(Argument(name, "i32", "scalar", "call", name))
+    if plan.tables:
+        made.append(Argument("Tables", f"*i{plan.int_bits}", "pointer", "tables", "tables"))
+        made += [Argument(name, "i32", "scalar", "tables", name) for name in ("q_tiles", "k_tiles")]
     for p in spec.scalars:
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))
     for axis in spec.free_axes:
         made.append(Argument(names[axis], "i32", "scalar", "parameter", axis))
     made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
     return tuple(made)
+
+
+def table_arguments(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Those of the kernels that make the tables: no q, k, v, and no outputs."""
+    call = ("q_len", "k_len", "b_len", "h_len", "group")
+    return tuple(a for a in args if a.owner in ("parameter", "tables", "tile") or a.name in call)
 
 
 def vectorized(p: Param, axis: int) -> bool:

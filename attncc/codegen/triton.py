@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,51 +10,15 @@ from typing import Any
 from attncc.analysis import nonnegative
 from attncc.codegen import launch
 from attncc.codegen.environment import environment
+from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
-from attncc.codegen.printer import BIT_AND, SUM, TERM
+from attncc.codegen.prepass import TablesView, tables_view
+from attncc.codegen.printer import TERM
 from attncc.codegen.signature import arguments
-from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, KernelPlan, Op, Segment, Visits, tile_names
-from attncc.ir import names as names_of
-
-LOCAL = {"tile": "mine", "inner_tile": "lane"}  # what the template calls them
-
-
-@dataclass(frozen=True)
-class Walk:
-    """One class of tiles as a loop: steps `begin` to `end`, and the tile of a step."""
-
-    begin: str
-    end: str
-    tile: str
-
-
-@dataclass(frozen=True)
-class Tested:
-    """Tiles that are classed at run time: where `may` is false a tile is left out, where `must` is true it is whole."""
-
-    begin: str
-    end: str
-    tile: str
-    lines: tuple[str, ...]
-    may: str
-    must: str
-
-
-@dataclass(frozen=True)
-class VisitsView:
-    lines: tuple[str, ...]
-    bounds: bool  # the lines use the tile's first and last row
-    loops: tuple[str, ...]  # full, masked: classes that closed ranges give
-    jumps: bool  # several segments are joined: the tile is worked out from the step
-    begin: str
-    end: str
-    tile: str
-    masked: Walk | None
-    full: Walk | None
-    tested: Tested | None
-    remark: str = ""
+from attncc.codegen.tables import tables_of
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
 
 
 @dataclass(frozen=True)
@@ -70,8 +34,8 @@ class KernelView:
     align: str
     resident_bytes: int
     signature: tuple[str, ...]
-    jit_options: str
-    general: str
+    jit_options: tuple[str, ...]
+    general: tuple[str, ...]
     forward_arguments: str
     free_axes: tuple[tuple[str, str], ...]
     launch: tuple[str, ...]
@@ -101,6 +65,7 @@ class KernelView:
     mask_lines: tuple[str, ...]
     mask: str
     visits: VisitsView
+    tables: TablesView | None
     helpers: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -150,7 +115,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    lowering = Lowering(spec, dict(names), fresh, partial(nonnegative, spec=spec))
+    tables = tables_of(visits)
+
+    def lower() -> Lowering:
+        known = Names(reserved() | {*names.values(), kernel})
+        return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits)
+
+    lowering = lower()
 
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
@@ -162,7 +133,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
-    view_visits = _visits(visits, lowering)
+    tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
+    view_visits = visits_view(visits, lowering)
 
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
@@ -184,7 +156,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         unit="scale" if folds else "LOG2E", sink=sink,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        mask_lines=mask_lines, mask=mask, visits=view_visits, helpers=frozenset(lowering.printer.helpers),
+        mask_lines=mask_lines, mask=mask, visits=view_visits, tables=tables_text,
+        helpers=frozenset(lowering.printer.helpers),
     )  # fmt: skip
 
 
@@ -194,64 +167,3 @@ def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
     if spec.softmax.policy != "sink":
         return ""
     return lowering.text(spec.softmax.args[0], TERM)
-
-
-def _visits(visits: Visits, lowering: Lowering) -> VisitsView:
-    """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
-    called = tile_names({*(p.name for p in lowering.spec.params), *lowering.spec.free_axes})
-    lowering.names |= {called[name]: LOCAL.get(name, name) for name in TILE_NAMES}
-    lines: list[str] = []
-    before = lowering.take("program")
-
-    def scalar(e: Expr, binds: int = 0) -> str:
-        text = lowering.text(e, binds)
-        lines.extend(lowering.take("program"))
-        return text
-
-    for name, value in visits.lets:
-        text = scalar(value)
-        lowering.names[name] = lowering.fresh.fresh(name)
-        lines.append(f"{lowering.names[name]} = {text}")
-    tests = visits.may is not None or visits.must is not None
-    closed = {"full": visits.full, "masked": () if tests else visits.masked}
-    jumps = any(len(s) > 1 for s in closed.values())
-    walks = {c: _walk(c, s, scalar, lines, lowering.fresh, jumps) for c, s in closed.items() if s}
-    tested = None
-    if tests and visits.masked:
-        walk = _walk("masked", visits.masked, scalar, lines, lowering.fresh, len(visits.masked) > 1)
-        may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
-        must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
-        tested = Tested(walk.begin, walk.end, walk.tile, lowering.take("program"), may, must)
-    lowering.lines["program"] = list(before)
-
-    def either(part: str) -> str:
-        texts = [getattr(w, part) for w in walks.values()]
-        return "" if not texts else texts[0] if len(set(texts)) == 1 else f"{texts[1]} if masked else {texts[0]}"
-
-    used = {n for _, e in visits.lets for n in names_of(e)}
-    used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
-    used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
-    return VisitsView(
-        lines=tuple(lines), bounds=bool(used & {called["first"], called["last"]}), loops=tuple(walks), jumps=jumps,
-        begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
-        full=walks.get("full"), tested=tested,
-    )  # fmt: skip
-
-
-def _walk(
-    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names, jumps: bool
-) -> Walk:
-    """Segments end to end: `name_i` steps lie before segment i + 1; a tile is its segment's begin plus what is left."""
-    ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
-    if not jumps:
-        return Walk(*ends[0], "step")
-    steps = [fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
-    tile = ""
-    for i, (begin, end) in reversed(list(enumerate(ends))):
-        length = f"tl.maximum({end} - {begin}, 0)"
-        lines.insert(
-            len(lines) - (len(segments) - 1 - i), f"{steps[i]} = " + (f"{steps[i - 1]} + {length}" if i else length)
-        )
-        start = f"{begin} - {steps[i - 1]}" if i else begin
-        tile = f"tl.where(step < {steps[i]}, {start}, {tile})" if tile else start
-    return Walk("0", steps[-1], f"{tile} + step")

@@ -37,6 +37,7 @@ class KernelPlan:
     resident_bytes: int = 24 << 20  # of K and V that stay in L2: heads run in groups of that size, longest tiles first
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     any_stride: bool = False  # the kernel beside a descriptor one, for calls that TMA cannot take
+    tables: bool = False  # the mask reads summaries of tensors, made by kernels before this one
     loads: str = "pointer"  # of K and V. pointer: any strides; descriptor: by TMA, 16-byte-aligned rows only
     max_registers: int = 0  # of a thread, enforced so that another block fits on the SM; 0 leaves it to the compiler
     shared_bytes: int = 0  # predicted

@@ -73,8 +73,8 @@ class Attention:
         """
         try:
             signature = (
-                q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(), v.stride(),
-                len(given), *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
+                q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(),
+                v.stride(), len(given), *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
             )  # fmt: skip
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):

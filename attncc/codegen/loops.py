@@ -1,0 +1,117 @@
+"""The walk over key tiles as text: closed ranges, one loop for each class, or tiles that are classed at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from attncc.codegen.lower import Lowering
+from attncc.codegen.naming import Names
+from attncc.codegen.printer import BIT_AND, SUM
+from attncc.ir import TILE_NAMES, AttentionSpec, Expr, Segment, Visits, tile_names
+from attncc.ir import names as names_of
+
+LOCAL = {"tile": "mine", "inner_tile": "lane"}  # what the template calls them
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One class of tiles as a loop: steps `begin` to `end`, and the tile of a step."""
+
+    begin: str
+    end: str
+    tile: str
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Tiles that are classed at run time: where `may` is false a tile is left out, where `must` is true it is whole."""
+
+    begin: str
+    end: str
+    tile: str
+    lines: tuple[str, ...]
+    may: str
+    must: str
+
+
+@dataclass(frozen=True)
+class VisitsView:
+    lines: tuple[str, ...]
+    bounds: bool  # the lines use the tile's first and last row
+    loops: tuple[str, ...]  # full, masked: classes that closed ranges give
+    jumps: bool  # several segments are joined: the tile is worked out from the step
+    begin: str
+    end: str
+    tile: str
+    masked: Walk | None
+    full: Walk | None
+    tested: Tested | None
+    remark: str = ""
+
+
+def local_names(spec: AttentionSpec) -> dict[str, str]:
+    """What the templates call the names that visits use for a tile."""
+    called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
+    return {called[name]: LOCAL.get(name, name) for name in TILE_NAMES}
+
+
+def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
+    """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
+    lowering.names |= local_names(lowering.spec)
+    called = {local: name for name, local in local_names(lowering.spec).items()}
+    lines: list[str] = []
+    before = lowering.take("program")
+
+    def scalar(e: Expr, binds: int = 0) -> str:
+        text = lowering.text(e, binds)
+        lines.extend(lowering.take("program"))
+        return text
+
+    for name, value in visits.lets:
+        text = scalar(value)
+        lowering.names[name] = lowering.fresh.fresh(name)
+        lines.append(f"{lowering.names[name]} = {text}")
+    tests = visits.may is not None or visits.must is not None
+    closed = {"full": visits.full, "masked": () if tests else visits.masked}
+    jumps = any(len(s) > 1 for s in closed.values())
+    walks = {c: _walk(c, s, scalar, lines, lowering.fresh, jumps) for c, s in closed.items() if s}
+    tested = None
+    if tests and visits.masked:
+        walk = _walk("masked", visits.masked, scalar, lines, lowering.fresh, len(visits.masked) > 1)
+        may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
+        must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
+        tested = Tested(walk.begin, walk.end, walk.tile, lowering.take("program"), may, must)
+    lowering.lines["program"] = list(before)
+
+    def either(part: str) -> str:
+        texts = [getattr(w, part) for w in walks.values()]
+        return "" if not texts else texts[0] if len(set(texts)) == 1 else f"{texts[1]} if masked else {texts[0]}"
+
+    used = {n for _, e in visits.lets for n in names_of(e)}
+    used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
+    used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
+    return VisitsView(
+        lines=tuple(lines), bounds=bool(used & {called["first"], called["last"]}), loops=tuple(walks), jumps=jumps,
+        begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
+        full=walks.get("full"), tested=tested,
+    )  # fmt: skip
+
+
+def _walk(
+    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names, jumps: bool
+) -> Walk:
+    """Segments end to end: `name_i` steps lie before segment i + 1; a tile is its segment's begin plus what is left."""
+    ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
+    if not jumps:
+        return Walk(*ends[0], "step")
+    steps = [fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
+    tile = ""
+    for i, (begin, end) in reversed(list(enumerate(ends))):
+        length = f"tl.maximum({end} - {begin}, 0)"
+        lines.insert(
+            len(lines) - (len(segments) - 1 - i), f"{steps[i]} = " + (f"{steps[i - 1]} + {length}" if i else length)
+        )
+        start = f"{begin} - {steps[i - 1]}" if i else begin
+        tile = f"tl.where(step < {steps[i]}, {start}, {tile})" if tile else start
+    return Walk("0", steps[-1], f"{tile} + step")

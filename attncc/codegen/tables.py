@@ -1,0 +1,88 @@
+"""Summaries of tensors: which of them stand in a table made before the kernel, where, and how that table is made.
+
+The least and greatest of a tile's own rows are worked out where they are read, by whoever has those rows. Tables hold
+those of the other side's tiles (one kernel, a program for each), and what a scan over pairs of tiles finds (a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attncc.ir import Expr, Summary, Visits
+
+SCANS = ("first", "stop", "count")
+LARGEST = {32: 2**31 - 1, 64: 2**63 - 1}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one kernel: `reduced` over tiles of the inner axis, then `scanned` for tiles of the outer one."""
+
+    outer: str  # q | k
+    reduced: tuple[Summary, ...]
+    scanned: tuple[Summary, ...]
+    own: Mapping[str, Summary]  # of a tile's own side: no table
+    over: tuple[str, ...]  # b, h: what any of them depends on
+
+    def __bool__(self) -> bool:
+        return bool(self.reduced or self.scanned)
+
+    @property
+    def program(self) -> str:
+        """Which block of tables is that of batch entry b and head h; empty where there is one."""
+        return {("b", "h"): "(b * h_len + h)", ("b",): "b", ("h",): "h"}.get(self.over, "")
+
+    @property
+    def programs(self) -> str:
+        """How many blocks there are."""
+        return " * ".join(f"{axis}_len" for axis in self.over) or "1"
+
+    @property
+    def unpack(self) -> str:
+        """The batch entry and head of a block."""
+        forms = {
+            ("b", "h"): "b, h = block // h_len, block % h_len",
+            ("b",): "b, h = block, 0",
+            ("h",): "b, h = 0, block",
+        }
+        return f"b, h = {forms.get(self.over, '0, 0')}" + ("\n    h_kv = h // group" if self.kv_heads else "")
+
+    @property
+    def kv_heads(self) -> bool:
+        return any("h_kv" in s.over for s in (*self.reduced, *self.scanned))
+
+    @property
+    def block(self) -> str:
+        """Elements in a block, by the numbers of tiles on both sides."""
+        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
+        parts = [f"{len(t)} * {n}" for t, n in ((self.reduced, inner), (self.scanned, outer)) if t]
+        return " + ".join(parts)
+
+    def place(self, summary: Summary) -> str:
+        """Where a summary's table begins in its block."""
+        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
+        if summary in self.reduced:
+            return _times(self.reduced.index(summary), inner)
+        before = _times(len(self.reduced), inner)
+        return " + ".join(t for t in (before, _times(self.scanned.index(summary), outer)) if t)
+
+    @property
+    def held(self) -> tuple[Expr, ...]:
+        """The distinct conditions that the scan evaluates."""
+        return tuple(dict.fromkeys(s.value for s in self.scanned))
+
+
+def _times(count: int, unit: str) -> str:
+    return "" if count == 0 else unit if count == 1 else f"{count} * {unit}"
+
+
+def tables_of(visits: Visits) -> Tables:
+    inner = "k" if visits.outer == "q" else "q"
+    reduced = tuple(s for s in visits.summaries if s.axis == inner and s.reduce not in SCANS)
+    scanned = tuple(s for s in visits.summaries if s.reduce in SCANS)
+    if any(s.axis == inner for s in scanned):
+        raise NotImplementedError(f"a scan over tiles of {inner} for an outer side {visits.outer}")
+    own = {s.name: s for s in visits.summaries if s.axis == visits.outer and s.reduce not in SCANS}
+    used = {"h" if axis == "h_kv" else axis for s in (*reduced, *scanned) for axis in s.over}
+    return Tables(visits.outer, reduced, scanned, own, tuple(a for a in ("b", "h") if a in used))
