@@ -123,8 +123,7 @@ def test_crlf() -> None:
 
 
 def test_canonical_leaves_defaults_out() -> None:
-    text = "attention x { align end softmax online mask k <= q }\nprecision { products ieee accumulate f32 }\n"
-        "layout { q dense kv dense }"
+    text = "attention x { align end softmax online mask k <= q }\nprecision { products ieee }\nlayout { kv dense }"
     assert canonical(parse(text).spec) == "attention x {\n    mask k <= q\n}\n"
 
 
