@@ -1,0 +1,186 @@
+"""The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
+
+    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--no-flex] [--json NAME]
+
+For each row: numbers are checked against float64 on two heads, then all competitors are timed in turns with CUDA events;
+the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import peers
+import torch
+import triton
+
+import attncc
+
+SPECS = Path(__file__).parent.parent / "specs"
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a spec, its parameters, the shape, and how FlexAttention says the same."""
+
+    part: str
+    spec: str
+    batch: int
+    heads: int
+    length: int
+    head_dim: int
+    params: dict[str, Any] = field(default_factory=dict)
+    mask: Any = None
+    score: Any = None
+    causal: bool | None = None  # None where SDPA has no such mask
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec} D{self.head_dim} H{self.heads} B{self.batch} S{self.length}"
+
+
+def causal(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i >= j
+
+
+def dense_rows() -> list[Row]:
+    shapes = ((64, 32, 4, 4096), (128, 16, 16, 1024), (128, 16, 4, 4096), (128, 16, 1, 16384), (256, 8, 4, 4096))
+    return [
+        Row("dense", spec, b, h, s, d, mask=causal if spec == "causal" else None, causal=spec == "causal")
+        for d, h, b, s in shapes
+        for spec in ("full", "causal")
+    ]
+
+
+def variant_rows(s: int = 16384) -> list[Row]:
+    slopes = torch.exp2(-torch.arange(1, 17, device="cuda") * 8.0 / 16)
+    shape = (1, 16, s, 128)
+    return [
+        Row("variants", "window", *shape, {"window": 1025}, lambda b, h, i, j: (i >= j) & (i - j <= 1024)),
+        Row("variants", "alibi", *shape, {"slopes": slopes}, causal, lambda x, b, h, i, j: x + slopes[h] * (j - i)),
+        Row("variants", "softcap", *shape, {"cap": 50.0}, causal, lambda x, b, h, i, j: 50.0 * torch.tanh(x / 50.0)),
+    ]
+
+
+def mask_rows(s: int = 16384) -> list[Row]:
+    doc = (torch.arange(s, device="cuda") // 2048).to(torch.int32)
+    shape = (1, 16, s, 128)
+    side = 128
+
+    def near(b: Any, h: Any, i: Any, j: Any) -> Any:
+        y = (i // side).clamp(8, side - 9)
+        x = (i % side).clamp(8, side - 9)
+        return ((j // side - y).abs() <= 8) & ((j % side - x).abs() <= 8)
+
+    return [
+        Row("masks", "document", *shape, {"doc": doc[None]}, lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j)),
+        Row("masks", "prefix", *shape, {"prefix": 4096}, lambda b, h, i, j: (i >= j) | (j < 4096)),
+        Row("masks", "streaming", *shape, {"first": 4, "window": 1025},
+            lambda b, h, i, j: (i >= j) & ((i - j <= 1024) | (j < 4))),
+        Row("masks", "neighborhood_2d", *shape, {"height": side, "width": side, "radius": 8}, near),
+    ]  # fmt: skip
+
+
+def kept_pairs(row: Row) -> int:
+    """Pairs that the mask keeps, counted in slices of rows."""
+    s = row.length
+    if row.mask is None:
+        return s * s
+    j = torch.arange(s, device="cuda")[None]
+    return sum(int(row.mask(0, 0, i[:, None], j).sum()) for i in torch.arange(s, device="cuda").split(512))
+
+
+def error(row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> float:
+    """Relative error of two heads' first and last 256 rows against float64."""
+    worst = 0.0
+    for h in (0, row.heads - 1):
+        for rows in (slice(0, 256), slice(row.length - 256, row.length)):
+            i, j = torch.arange(row.length, device="cuda")[rows, None], torch.arange(row.length, device="cuda")[None]
+            s = q[0, h, rows].double() @ k[0, h].double().T * row.head_dim**-0.5
+            if row.score is not None:
+                s = row.score(s, 0, torch.tensor(h, device="cuda"), i, j)
+            if row.mask is not None:
+                s = s.masked_fill(~row.mask(0, 0, i, j), -torch.inf)
+            want = s.softmax(-1) @ v[0, h].double()
+            worst = max(worst, ((out[0, h, rows] - want).norm() / want.norm()).item())
+    return worst
+
+
+def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of each, in turns, so that the card's state is the same for all."""
+    for call in calls.values():
+        triton.testing.do_bench(call, warmup=20, rep=20)
+    rounds = {name: [triton.testing.do_bench(c, warmup=5, rep=40, return_mode="median")] for name, c in calls.items()}
+    for _ in range(ROUNDS - 1):
+        for name, call in calls.items():
+            rounds[name].append(triton.testing.do_bench(call, warmup=5, rep=40, return_mode="median"))
+    return {name: statistics.median(times) for name, times in rounds.items()}
+
+
+def measure(row: Row, with_flex: bool) -> dict[str, Any]:
+    q, k, v = (
+        torch.randn(row.batch, row.length, row.heads, row.head_dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(3)
+    )
+    start = time.perf_counter()
+    attn = attncc.load(SPECS / f"{row.spec}.attn")
+    out = attn(q, k, v, **row.params)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    calls: dict[str, Callable[[], Any]] = {"attncc": lambda: attn(q, k, v, **row.params)}
+    if row.causal is not None:
+        calls |= {"cudnn": peers.cudnn(q, k, v, row.causal), "flash": peers.flash(q, k, v, row.causal)}
+    making: dict[str, float] = {}
+    if with_flex:
+        calls["flex"], blocks = peers.flex(q, k, v, row.mask, row.score)
+        if row.mask is not None:
+            blocks()
+            making["flex_mask_ms"] = triton.testing.do_bench(blocks, warmup=5, rep=30, return_mode="median")
+    off = error(row, q, k, v, out)
+    flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
+    ms = timed(calls)
+    return {
+        "row": row.name, "part": row.part, "error": off, "first_call_s": round(first, 2), "tflop": flops / 1e12, **making,
+        "ms": {n: round(t, 4) for n, t in ms.items()},
+        "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--rows", default="dense,variants,masks")
+    parser.add_argument("--json", default="forward.json")
+    parser.add_argument("--no-flex", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    wanted = options.rows.split(",")
+    made = {"dense": dense_rows, "variants": variant_rows, "masks": mask_rows}
+    results = []
+    for row in (r for part in wanted for r in made[part]()):
+        result = measure(row, not options.no_flex)
+        results.append(result)
+        shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
+        print(
+            f"{result['row']:44s} {shown}   error {result['error']:.1e}  first {result['first_call_s']} s", flush=True
+        )
+        torch.cuda.empty_cache()
+        record = {
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+            "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": ROUNDS, "rows": results,
+        }  # fmt: skip
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        (Path(options.out) / options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

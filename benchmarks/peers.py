@@ -1,0 +1,51 @@
+"""What others run for the same computation: SDPA's backends and FlexAttention, from PyTorch itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+Call = Callable[[], torch.Tensor]
+
+
+def sdpa(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    gqa = q.shape[1] != k.shape[1]
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
+
+    return call
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    return sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal)
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    return sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, causal)
+
+
+def flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, score: Any = None, tuned: bool = True
+) -> tuple[Call, Callable[[], Any]]:
+    """FlexAttention compiled for exactly these shapes, tuned by max-autotune; and the making of its block mask."""
+    torch._dynamo.reset()
+    mode = "max-autotune-no-cudagraphs" if tuned else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
+        build = torch.compile(create_block_mask, dynamic=False)
+
+    def blocks() -> Any:
+        return build(mask, None, None, q.shape[2], k.shape[2], device=q.device) if mask is not None else None
+
+    block_mask = blocks()
+    gqa = q.shape[1] != k.shape[1]
+    return lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=gqa), blocks
