@@ -134,8 +134,8 @@ def test_names_that_are_fine(name: str) -> None:
 
 
 REFUSED = """
-q k v seed deterministic validate return_lse return_x b h h_kv row s b_len h_len q_len k_len abs where and or not true let
-mask sorted grad attention class lambda None int float bool i32 bit _x __import__
+q k v seed deterministic validate return_lse return_x b h h_kv row s b_len h_len q_len k_len abs where and or not true
+let mask sorted grad attention class lambda None int float bool i32 bit _x __import__
 """
 
 
