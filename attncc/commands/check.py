@@ -1,5 +1,90 @@
-"""`attncc check`: not there yet while its parts are being joined."""
+"""`attncc check`: a spec's numbers against float64."""
 
-from attncc.commands.later import refused
+from __future__ import annotations
 
-command = refused("check", "Compare a spec's numbers with float64")
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attncc.commands.console import progress, say, say_json, table
+from attncc.commands.options import FILE, Assignment, json_option, read_spec, shown, values_of
+from attncc.errors import CheckError, EnvironmentFault
+from attncc.pipeline import RequestError
+
+if TYPE_CHECKING:
+    from attncc.runtime.check import Report, Row
+
+
+@click.command("check", short_help="Compare a spec's numbers with float64")
+@click.argument("spec", type=FILE)
+@click.option(
+    "--device", type=click.Choice(("cpu", "interpreter", "cuda")), default="cpu", show_default=True,
+    help="The CPU program, the Triton kernel in Triton's interpreter, or the Triton kernel on this machine's GPU.",
+)  # fmt: skip
+@click.option(
+    "--seeds", type=click.IntRange(1, 1000), help="How many streams of random calls; left out: the usual few."
+)
+@click.option("--set", "assigned", type=Assignment(), multiple=True, help="Pin a scalar parameter. Repeatable.")
+@json_option
+def command(spec: str, device: str, seeds: int | None, assigned: tuple[tuple[str, Any], ...], as_json: bool) -> None:
+    """Call SPEC's program with random inputs of many shapes, types and strides, and compare with float64.
+
+    Output and lse; exit 4 where a call is off by more than its bound. (Gradients come with the backward pass.)
+
+    \b
+        attncc check causal.attn
+        attncc check window.attn --set window=5 --device interpreter
+    """
+    from attncc import frontend
+
+    text, values = read_spec(spec), values_of(assigned)
+    parsed = frontend.parse(text, shown(spec))
+    frontend.refuse_unbuilt(parsed)
+    if values.tensors:
+        raise RequestError(
+            f"{next(iter(values.tensors))}: tensors are drawn at random here, only scalars can be pinned"
+        )
+    _check_values(parsed, values.scalars)
+    _check_device(device)
+    with progress() as line:
+        line.stage(f"checking {parsed.spec.name} on {device}")
+        from attncc.runtime.check import SEEDS, check
+
+        report = check(
+            parsed.spec, device, seeds=SEEDS if seeds is None else tuple(range(seeds)), values=values.scalars
+        )
+    if as_json:
+        say_json(report.to_json())
+    else:
+        _print(report)
+    if not report.passed:
+        failed = sum(not row.passed for row in report.rows)
+        raise CheckError(f"{failed} of {len(report.rows)} calls of {report.name} on {device} are wrong")
+
+
+def _check_values(parsed: Any, given: dict[str, Any]) -> None:
+    """Names and types, as for every command; constants that are left out are the check's own choice."""
+    from attncc.pipeline import split_values
+
+    filled = {p.name: 1 for p in parsed.spec.consts if p.default is None}
+    split_values(parsed.spec, {**filled, **given})
+
+
+def _check_device(device: str) -> None:
+    from attncc.runtime.machine import local_target
+
+    if device == "cuda" and local_target() is None:
+        raise EnvironmentFault("there is no GPU here: --device cpu, or --device interpreter for the Triton kernel")
+
+
+def _print(report: Report) -> None:
+    head = ("call", "type", "strides", "seed", "out error", "bound", "lse error", "bound", "")
+    say(table(head, [_line(row) for row in report.rows], numbers=(3, 4, 5, 6, 7)))
+    good = sum(row.passed for row in report.rows)
+    say(f"{report.name} on {report.device}: {good} of {len(report.rows)} calls within their bounds")
+
+
+def _line(row: Row) -> list[str]:
+    errors = [f"{e:.1e}" for e in (row.out_error, row.out_bound, row.lse_error, row.lse_bound)]
+    verdict = click.style("ok", fg="green") if row.passed else click.style("; ".join(row.faults), fg="red")
+    return [row.shape, row.dtype, row.layout, str(row.seed), *errors, verdict]

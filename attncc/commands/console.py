@@ -70,13 +70,25 @@ def count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
+def digits(number: float) -> str:
+    """Three digits, never with an exponent."""
+    text = f"{number:.3g}"
+    return f"{number:,.0f}" if "e+" in text else text
+
+
 def amount(number: float, unit: str) -> str:
     """`1.5 GFLOP`, `67.1 MB`: three digits and a decimal prefix."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(number) < 1000 or prefix == "P":
             break
         number /= 1000
-    return f"{number:.3g} {prefix}{unit}" if abs(number) < 1000 else f"{number:.0f} {prefix}{unit}"
+    return f"{digits(number)} {prefix}{unit}".rstrip()
+
+
+def duration(ms: float) -> str:
+    """`75.5 us`, `1.37 s`: three digits of a time in milliseconds."""
+    unit, size = ("us", 1e-3) if ms < 1 else ("ms", 1.0) if ms < 1000 else ("s", 1e3)
+    return f"{digits(ms / size)} {unit}"
 
 
 class Progress:

@@ -95,6 +95,16 @@ def _check_axes(param: Param, array: Array, packed: bool, shape: Shape, free: di
             raise RequestError(f"{param.name}: axis {axis} is {wanted} long in this call, and {extent} came")
 
 
+def unknown_in_mask(spec: AttentionSpec, known: Contents) -> tuple[str, ...]:
+    """Parameters and free axes that the mask reads and nothing is known of."""
+    from attncc.ir import conjunction, names, tensors
+
+    mask = conjunction(spec.masks)
+    read = (names(mask) | tensors(mask)) if mask is not None else frozenset()
+    axes = [axis for axis in spec.free_axes if axis not in known.free]
+    return tuple(name for name in (*known.missing, *axes) if name in read)
+
+
 def example(spec: AttentionSpec, shape: Shape, known: Contents, seed: int) -> Contents:
     """The same with what is missing drawn at random, as `attncc check` draws it; ints along positions are sorted.
 

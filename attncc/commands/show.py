@@ -136,20 +136,15 @@ def keeper(planned: Planned, known: Contents, batch: int, head: int) -> Keep:
 
 def _known(planned: Planned, given: dict[str, Any], example: int | None) -> Contents:
     """What is known of the parameters; those that the mask reads must be. Raises RequestError that names one."""
-    from attncc.commands.contents import contents
-    from attncc.commands.contents import example as drawn
-    from attncc.ir import conjunction, names, tensors
+    from attncc.commands import contents
 
-    known = contents(planned.spec, planned.shape, planned.values, given)
-    mask = conjunction(planned.spec.masks)
-    read = (names(mask) | tensors(mask)) if mask is not None else frozenset()
-    wanted = [name for name in known.missing if name in read]
-    unknown = [axis for axis in planned.spec.free_axes if axis in read and axis not in known.free]
-    if not wanted and not unknown:
+    known = contents.contents(planned.spec, planned.shape, planned.values, given)
+    unknown = contents.unknown_in_mask(planned.spec, known)
+    if not unknown:
         return known
     if example is not None:
-        return drawn(planned.spec, planned.shape, known, example)
-    first = (wanted or unknown)[0]
+        return contents.example(planned.spec, planned.shape, known, example)
+    first = unknown[0]
     form = f"{first}=@FILE.npy" if first in {p.name for p in planned.spec.tensors} else f"{first}=VALUE"
     raise RequestError(f"the mask reads {first}: give it with --set {form}, or draw an example with --example 1")
 

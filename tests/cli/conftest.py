@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attncc import cli
+from attncc.commands import console
 
 CAUSAL = "attention causal {\n    mask k <= q\n}\n"
 
@@ -28,6 +29,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """Call it as `program("build", "causal.attn")`, in a folder of its own with a causal.attn and an empty cache."""
     monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(console, "PATIENCE", 1e6)  # a slow machine shall not change what is printed
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Path("causal.attn").write_text(CAUSAL)

@@ -136,7 +136,7 @@ def test_a_warm_build_imports_nothing_heavy_and_costs_little(program, tmp_path):
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5  # the bar, in CPU seconds
 
 
-@pytest.mark.parametrize("command", [["show"], ["build"]])
+@pytest.mark.parametrize("command", [["explain", "--json"], ["show"], ["build"]])
 def test_planning_imports_no_torch(program, command):
     Path("c.attn").write_text(CHUNKED)
     done = subprocess.run(

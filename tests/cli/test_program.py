@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ import pytest
 from attncc.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = ("build", "show", "fmt", "cache")
-LATER = ("explain", "check", "tune", "bench", "export")
+BUILT = ("build", "explain", "check", "show", "fmt", "cache")
+LATER = ("tune", "bench", "export")
 
 
 def start(args, **options):
@@ -101,7 +100,7 @@ def test_a_wrong_command_line_exits_2(program, args, said):
     assert os.listdir() == ["causal.attn"]
 
 
-@pytest.mark.parametrize("command", ["build", "show", "fmt"])
+@pytest.mark.parametrize("command", ["build", "explain", "check", "show", "fmt"])
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -117,7 +116,7 @@ def test_a_wrong_command_line_exits_2(program, args, said):
 )
 def test_a_wrong_spec_exits_1_and_writes_nothing(program, command, data, said):
     Path("x.attn").write_bytes(data)
-    extra = ["--target", "cpu"] if command != "fmt" else []
+    extra = [] if command in ("fmt", "check") else ["--target", "cpu"]
     found = program(command, "x.attn", *extra)
     assert found.status == 1 and not found.out, found
     assert said in found.err and "Traceback" not in found.err
@@ -155,13 +154,11 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path):
 
 
 def test_an_interrupt_ends_it_in_a_line(tmp_path):
-    process = start(["build", "-", "--target", "cpu"], cwd=tmp_path, stdin=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while b"\0-" not in (line := Path(f"/proc/{process.pid}/cmdline").read_bytes()):
-        assert time.monotonic() < deadline, line
-    time.sleep(1.0)  # the program waits for its input by now; before that an interrupt is Python's own affair
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    os.mkfifo(tmp_path / "pipe")
+    process = start(["build", "pipe", "--target", "cpu"], cwd=tmp_path)
+    with open(tmp_path / "pipe", "wb"):  # opens when the program does, which then waits for what never comes
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out == b""
     assert b"interrupted" in err and b"Traceback" not in err
 
@@ -178,3 +175,33 @@ def test_no_colours_in_a_pipe(tmp_path):
 def test_it_is_the_same_program_as_a_module(tmp_path):
     process = start(["--version"], cwd=tmp_path)
     assert process.communicate(timeout=60)[0].startswith(b"attncc ") and process.returncode == 0
+
+
+def test_progress_is_told_once_it_takes_long(monkeypatch, capsys):
+    from attncc.commands import console
+
+    monkeypatch.setattr(console, "PATIENCE", 0.0)
+    with console.progress() as line:
+        line.stage("counting")
+        line._timer.join()
+        line.stage("compiling")
+        line.note("a remark")
+    assert capsys.readouterr().err == "attncc: counting ...\na remark\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (67_371_008, "67.4 MB"), (2.5e18, "2,500 PB")]
+)
+def test_amounts(number, text):
+    from attncc.commands.console import amount
+
+    assert amount(number, "B") == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0.0755, "75.5 us"), (0.9999, "1,000 us"), (1.5, "1.5 ms"), (1370, "1.37 s"), (5e6, "5,000 s")]
+)
+def test_durations(ms, text):
+    from attncc.commands.console import duration
+
+    assert duration(ms) == text

@@ -1,0 +1,97 @@
+"""What `explain` says, as plain data: the same facts are printed and given out as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attncc.commands.contents import unknown_in_mask
+from attncc.errors import Diagnostic
+from attncc.runtime.keys import plain
+
+if TYPE_CHECKING:
+    from attncc.commands.contents import Contents
+    from attncc.ir import Param
+    from attncc.pipeline import Planned
+
+PLAN = ("algorithm", "loop", "tile_q", "tile_k", "stages", "warps", "shared_bytes")
+
+
+def facts(planned: Planned, known: Contents) -> dict[str, Any]:
+    """Meaning, mask, plan, costs. Mask numbers are sums over batch and heads; None where contents would be needed."""
+    from attncc import frontend, pipeline
+
+    spec = planned.spec
+    mask = mask_facts(planned, known)
+    tiles = mask["tiles"]
+    visited = None if tiles["partial"] is None else tiles["partial"] + tiles["full"]
+    return {
+        "name": spec.name,
+        "spec": frontend.canonical(spec),
+        "target": planned.target.name,
+        "shape": plain(planned.shape),
+        "align": spec.align,
+        "params": [_param(p, planned, known) for p in planned.parsed.spec.params],
+        "mask": mask,
+        "plan": {**{n: getattr(planned.choice.plan, n) for n in PLAN}, **plain(planned.choice.plan)},
+        "rejected": [{"plan": plain(plan), "reason": reason} for plan, reason in planned.choice.rejected],
+        "io": io_facts(planned, visited),
+        "product": planned.target.product,
+        "warnings": [_warning(d) for d in pipeline.warnings(planned)],
+    }
+
+
+def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:
+    """Exact counts for this call, and what is proved of every call."""
+    from attncc import analysis, frontend
+
+    spec, shape, plan, visits = planned.spec, planned.shape, planned.choice.plan, planned.visits
+    proved = analysis.prove(spec)
+    pairs = empty = tiles = work = None
+    if not unknown_in_mask(planned.spec, known):
+        pairs = analysis.kept_pairs(spec, shape, known.values)
+        empty = analysis.empty_row_count(spec, shape, known.values)
+        tiles = analysis.tile_counts(spec, shape, plan.tile_q, plan.tile_k, known.values, visits)
+        work = analysis.balance(spec, shape, plan.tile_q, plan.tile_k, known.values, visits)
+    return {
+        "pairs": pairs,
+        "total": shape.batch * shape.heads * shape.q_len * shape.k_len,
+        "empty_rows": empty,
+        "tiles": {name: tiles[name] if tiles else None for name in ("skipped", "partial", "full")},
+        "balance": {**plain(work), "ratio": work.ratio} if work else None,
+        "causal": proved.causal,
+        "always": proved.always,
+        "never": proved.never,
+        "empty_rows_proved": proved.empty_rows,
+        "no_empty_row": frontend.expression_text(proved.no_empty_row) if proved.no_empty_row is not None else None,
+        "opaque": list(proved.opaque),
+        "class_tests": visits.may is not None or visits.must is not None,
+        "segments": {"masked": len(visits.masked), "full": len(visits.full)},
+        "tables": [
+            {"name": s.name, "axis": s.axis, "reduce": s.reduce, "over": list(s.over)} for s in visits.summaries
+        ],
+    }
+
+
+def io_facts(planned: Planned, visited: int | None) -> dict[str, Any]:
+    """Bytes, operations and predicted time of one call; over all tiles where the visited ones are not known."""
+    from attncc import planner
+
+    costs = planner.costs(planned.choice.plan, planned.shape, planned.target, visited)
+    return {**plain(costs), "visited_tiles": visited}
+
+
+def _param(param: Param, planned: Planned, known: Contents) -> dict[str, Any]:
+    value = planned.consts.get(param.name, planned.values.get(param.name))
+    given = list(known.tensors[param.name].shape) if param.name in known.tensors else None
+    return {
+        "name": param.name, "type": param.element or param.type, "axes": list(param.axes), "const": param.const,
+        "sorted": param.sorted, "grad": param.grad, "default": param.default, "value": value, "given_shape": given,
+    }  # fmt: skip
+
+
+def _warning(found: Diagnostic) -> dict[str, Any]:
+    where = found.span
+    return {
+        "code": found.code, "message": found.message, "hint": found.hint,
+        "line": where.line if where else None, "column": where.column if where else None,
+    }  # fmt: skip

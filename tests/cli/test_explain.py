@@ -1,0 +1,115 @@
+"""`attncc explain`: its facts as JSON against numbers worked out here, and its text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+MASK = {"pairs", "total", "empty_rows", "tiles"}
+PLAN = {"algorithm", "loop", "tile_q", "tile_k", "stages", "warps", "shared_bytes"}
+IO = {"hbm_bytes", "standard_hbm_bytes", "flops", "bound", "predicted_ms"}
+
+
+def facts(program, *args):
+    found = program("explain", *args, "--json")
+    assert found.status == 0, found.err
+    return json.loads(found.out)
+
+
+@pytest.mark.parametrize("spec", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
+def test_fields_of_every_spec(program, spec):
+    found = facts(program, spec, "--target", "sm_90")
+    assert found["name"] == spec.stem and found["align"] in ("end", "start")
+    assert found["mask"].keys() >= MASK and found["mask"]["tiles"].keys() == {"skipped", "partial", "full"}
+    assert found["plan"].keys() >= PLAN and found["io"].keys() >= IO
+    assert found["rejected"] and all(r["reason"] and r["plan"].keys() >= PLAN for r in found["rejected"])
+    assert found["mask"]["total"] == 16 * 4096 * 4096 and found["io"]["predicted_ms"] > 0
+    text = program("explain", spec, "--target", "sm_90").out
+    assert all(f"\n{head}" in "\n" + text for head in ("meaning", "mask for", "plan for sm_90", "one call"))
+
+
+def test_numbers_of_causal(program):
+    sizes = "batch=2,heads=6,kv_heads=3,q_len=100,k_len=130,head_dim=64"
+    found = facts(program, "causal.attn", "--target", "sm_90", "--shape", sizes)
+    tile_q, tile_k = found["plan"]["tile_q"], found["plan"]["tile_k"]
+    kept = np.arange(130)[None, :] <= np.arange(100)[:, None] + 30
+    partial = full = total = 0
+    for i in range(0, 100, tile_q):
+        for j in range(0, 130, tile_k):
+            tile, total = kept[i : i + tile_q, j : j + tile_k], total + 1
+            whole = tile.all() and tile.shape[1] == tile_k
+            full, partial = full + whole, partial + (tile.any() and not whole)
+    assert found["mask"]["pairs"] == 12 * kept.sum() and found["mask"]["total"] == 12 * 13_000
+    assert found["mask"]["empty_rows"] == 0 and found["mask"]["causal"] == "k <= q"
+    assert found["mask"]["tiles"] == {
+        "skipped": 12 * (total - partial - full),
+        "partial": 12 * partial,
+        "full": 12 * full,
+    }
+    assert found["shape"] | {"heads": 6, "head_dim_v": 64, "dtype": "bf16"} == found["shape"]
+    assert found["io"]["hbm_bytes"] == 12 * 100 * (128 * 2 + 4) + 6 * 130 * 128 * 2
+
+
+def test_empty_rows_are_counted_and_explained(program):
+    found = facts(program, "causal.attn", "--target", "cpu", "--shape", "heads=2,q_len=10,k_len=4")
+    assert found["mask"]["empty_rows"] == 2 * 6 and found["mask"]["no_empty_row"] == "q_len <= k_len"
+    text = program("explain", "causal.attn", "--target", "cpu", "--shape", "heads=2,q_len=10,k_len=4").out
+    assert "12 here; none exactly where q_len <= k_len" in text
+
+
+def test_what_needs_contents_is_null_until_they_are_given(program):
+    spec = SPECS / "padding.attn"
+    args = (spec, "--target", "sm_90", "--shape", "batch=2,heads=4,q_len=8,k_len=300")
+    found = facts(program, *args)
+    assert found["mask"]["pairs"] is None and found["mask"]["empty_rows"] is None
+    assert set(found["mask"]["tiles"].values()) == {None} and found["io"]["visited_tiles"] is None
+    assert "--set gives them" in program("explain", *args).out
+    found = facts(program, *args, "--set", "length=0,300")
+    assert found["mask"]["pairs"] == 4 * 8 * 300 and found["mask"]["empty_rows"] == 4 * 8
+
+
+def test_a_parameter_without_a_value_is_null_until_it_is_given(program):
+    args = (SPECS / "neighborhood_2d.attn", "--target", "sm_90", "--shape", "heads=1,q_len=64,k_len=64")
+    assert facts(program, *args)["mask"]["pairs"] is None
+    given = ("--set", "height=8", "--set", "width=8", "--set", "radius=1")
+    found = facts(program, *args, *given)
+    assert found["mask"]["pairs"] == 64 * 9
+    assert [p["value"] for p in found["params"]] == [8, 8, 1]
+
+
+def test_an_array_file_gives_contents(program):
+    ids = np.repeat(np.arange(4), 16)[None].astype(np.int32)
+    np.save("doc.npy", ids)
+    args = (SPECS / "document.attn", "--target", "cpu", "--shape", "heads=1,q_len=64,k_len=64", "--set", "doc=@doc.npy")
+    assert facts(program, *args)["mask"]["pairs"] == 4 * 16 * 17 // 2
+
+
+def test_warnings_in_plain_words(program):
+    Path("n.attn").write_text("attention causal(unused: int) { mask k < q and k > q }")
+    found = program("explain", "n.attn", "--target", "cpu")
+    assert found.status == 0 and "warning W201" in found.err and "n.attn:1:18: warning W101" in found.err
+    codes = [w["code"] for w in facts(program, "n.attn", "--target", "cpu")["warnings"]]
+    assert codes == ["W101", "W201"]
+
+
+def test_rejected_plans(program):
+    short = program("explain", "causal.attn", "--target", "sm_90").out
+    long = program("explain", "causal.attn", "--target", "sm_90", "--rejected").out
+    assert "shown by --rejected" in short and "shown by --rejected" not in long
+    assert len(long.splitlines()) > len(short.splitlines())
+
+
+def test_no_plan_and_no_target(program):
+    assert program("explain", "causal.attn", "--target", "sm_90", "--shape", "head_dim=513").status == 3
+    assert program("explain", "causal.attn", "--target", "sm_1").status == 2
+
+
+def test_lines_fit_the_terminal(program, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = program("explain", SPECS / "neighborhood_2d.attn", "--target", "sm_90").out.splitlines()
+    theirs = (SPECS / "neighborhood_2d.attn").read_text()  # the spec's own lines are not broken
+    assert all(len(line) <= 80 or line.removeprefix("  spec").strip() in theirs for line in lines)
