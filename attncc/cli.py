@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 import attncc
+from attncc.commands.console import colors, tell
 from attncc.errors import AttnError
 
 COMMANDS = ("build", "explain", "check", "show", "fmt", "tune", "bench", "export", "cache")
@@ -69,7 +70,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def run(args: Sequence[str] | None = None) -> int:
     """Run the program; gives its exit status. No error that attncc raises on purpose shows a traceback."""
     try:
-        status = program.main(args, prog_name="attncc", standalone_mode=False)
+        status = program.main(args, prog_name="attncc", standalone_mode=False, color=colors())
         sys.stdout.flush()
     except AttnError as fault:
         return _failed(str(fault), fault.exit_code, bare=type(fault).__name__ == "SpecError")
@@ -88,7 +89,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _failed(text: str, status: int, bare: bool = False) -> int:
     with contextlib.suppress(OSError):
-        click.echo(text if bare else f"attncc: {click.style('error:', fg='red')} {text}", err=True)
+        tell(text if bare else f"attncc: {click.style('error:', fg='red')} {text}")
     return status
 
 

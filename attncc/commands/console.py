@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,19 @@ import click
 PATIENCE = 1.0  # seconds of work after which a line says what is being done
 
 
+def colors() -> bool | None:
+    """Colours: never with NO_COLOR, always with FORCE_COLOR, else where a terminal is (None). Either counts if not empty."""
+    return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
+
+
 def say(text: str = "") -> None:
     """A line of the result."""
-    click.echo(text)
+    click.echo(text, color=colors())
 
 
 def tell(text: str, **style: Any) -> None:
     """A line beside the result: an error, a warning, a remark."""
-    click.echo(click.style(text, **style) if style else text, err=True)
+    click.echo(click.style(text, **style) if style else text, err=True, color=colors())
 
 
 def warn(text: str) -> None:

@@ -52,6 +52,17 @@ def test_a_failing_builder_leaves_no_trace(cache):
     assert not [p for p in cache.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
+def test_an_interrupted_builder_leaves_no_trace(cache):
+    def interrupted(folder):
+        (folder / "causal.py").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.get_or_build(KEY, interrupted)
+    assert not [p for p in cache.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
+    assert cache.get_or_build(KEY, write()).fresh
+
+
 def test_trouble_of_the_builder_is_not_taken_for_trouble_of_the_cache(cache, said):
     def missing(folder):
         raise FileNotFoundError(errno.ENOENT, "no ptxas")

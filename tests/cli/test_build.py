@@ -7,11 +7,12 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attncc import pipeline
+from attncc import pipeline, planner
 from attncc.runtime.cache import Cache
 from attncc.runtime.keys import toolchain
 
@@ -51,6 +52,47 @@ def test_a_kernel_for_a_gpu_that_is_not_there(program):
     lines = again.out.splitlines()
     assert lines[1].split()[:4] == ["k/causal_forward_sm_80.py", "sm_80", "forward", str(kernel["registers"])]
     assert lines[2].split()[:3] == ["any", "strides", "sm_80"]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Stands in for the compiler: what it was asked to compile."""
+    from attncc.runtime import compile as compiler
+
+    asked = []
+
+    def compile_kernel(source, spec, plan, aligned=True):
+        asked.append((source.name, plan.loads, aligned))
+        return compiler.Resources(
+            kernel=spec.name, target=plan.target, aligned=aligned, registers=100 + len(asked), spills=8 * (not aligned),
+            shared_bytes=plan.shared_bytes, predicted_shared_bytes=plan.shared_bytes, instructions={}, triton="0",
+        )  # fmt: skip
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    return asked
+
+
+@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
+def test_the_kernel_for_any_strides_is_beside_it(program, measured, monkeypatch, loads):
+    choose = planner.choose
+
+    def pinned(*args):
+        choice = choose(*args)
+        return replace(choice, plan=replace(choice.plan, loads=loads))
+
+    monkeypatch.setattr(planner, "choose", pinned)
+    kernels = json.loads(program("build", "causal.attn", "--target", "sm_90", "--out", "k", "--json").out)["kernels"]
+    one, other = "causal_forward_sm_90.py", "causal_forward_sm_90_any_stride.py"
+    if loads == "pointer":
+        assert measured == [(one, "pointer", True), (one, "pointer", False)]
+        assert [(k["registers"], k["general"]["registers"]) for k in kernels] == [(101, 102)]
+    else:
+        assert measured == [(one, "descriptor", True), (other, "pointer", True), (other, "pointer", False)]
+        assert [(k["registers"], k["general"] and k["general"]["registers"]) for k in kernels] == [
+            (101, None),
+            (102, 103),
+        ]
+    assert sorted(os.listdir("k")) == sorted(Path(k["file"]).name for k in kernels)
 
 
 def test_without_a_target_it_says_which(program, monkeypatch):

@@ -172,6 +172,17 @@ def test_no_colours_in_a_pipe(tmp_path):
     assert b"#" in out and out.isascii()
 
 
+@pytest.mark.parametrize(
+    ("no", "force", "colored"), [("", "", False), ("", "1", True), ("1", "", False), ("1", "1", False)]
+)
+def test_colours_by_environment(program, monkeypatch, no, force, colored):
+    monkeypatch.setenv("NO_COLOR", no)
+    monkeypatch.setenv("FORCE_COLOR", force)
+    for args in (("show", "causal.attn", "--target", "cpu"), ("build", "causal.attn", "--target", "sm_1")):
+        found = program(*args)
+        assert ("\x1b[" in found.out + found.err) == colored
+
+
 def test_it_is_the_same_program_as_a_module(tmp_path):
     process = start(["--version"], cwd=tmp_path)
     assert process.communicate(timeout=60)[0].startswith(b"attncc ") and process.returncode == 0
