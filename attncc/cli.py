@@ -16,6 +16,7 @@ from attncc.errors import AttnError
 
 COMMANDS = ("build", "explain", "check", "show", "fmt", "tune", "bench", "export", "cache")
 INTERRUPTED, CLOSED_PIPE = 130, 141  # as a shell gives them for SIGINT and SIGPIPE
+OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h: a bug of attncc, never the user's doing
 
 
 class Commands(click.Group):
@@ -84,6 +85,10 @@ def run(args: Sequence[str] | None = None) -> int:
         return CLOSED_PIPE
     except OSError as fault:
         return _failed(f"{fault.filename or 'output'}: {fault.strerror or fault}", 5)
+    except Exception:
+        import traceback
+
+        return _failed(f"{traceback.format_exc()}this is a fault of attncc: please report it with the spec", OUR_FAULT)
     return status if isinstance(status, int) else 0
 
 

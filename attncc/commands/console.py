@@ -16,7 +16,7 @@ PATIENCE = 1.0  # seconds of work after which a line says what is being done
 
 
 def colors() -> bool | None:
-    """Colours: never with NO_COLOR, always with FORCE_COLOR, else where a terminal is (None). Either counts if not empty."""
+    """Never with NO_COLOR, always with FORCE_COLOR (either counts if not empty), else where a terminal is: None."""
     return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
 
 

@@ -172,6 +172,14 @@ def test_no_colours_in_a_pipe(tmp_path):
     assert b"#" in out and out.isascii()
 
 
+def test_a_fault_of_ours_is_not_taken_for_the_users(program, monkeypatch):
+    from attncc import frontend
+
+    monkeypatch.setattr(frontend, "format_text", lambda *_: 1 // 0)
+    found = program("fmt", "causal.attn")
+    assert found.status == 70 and "ZeroDivisionError" in found.err and "fault of attncc" in found.err
+
+
 @pytest.mark.parametrize(
     ("no", "force", "colored"), [("", "", False), ("", "1", True), ("1", "", False), ("1", "1", False)]
 )
