@@ -25,7 +25,7 @@ class Capabilities:
     has_fp8: bool = False
     has_tf32: bool = False  # float32 matrix products in reduced precision (NVIDIA tf32)
     has_matrix_f32: bool = False  # float32 matrix products in full precision (AMD MFMA)
-    has_async_copy: bool = False  # cp.async
+    has_async_copy: bool = False  # from memory to shared memory past the registers, in whole 16 bytes
     has_wgmma: bool = False
     has_tma: bool = False
     has_tcgen05: bool = False
@@ -97,7 +97,10 @@ _BLACKWELL = Capabilities(
 _CONSUMER_BLACKWELL = Capabilities(
     has_tensor_core=True, has_bf16=True, has_tf32=True, has_async_copy=True, has_fp8=True, has_tma=True
 )
-_CDNA = Capabilities(has_tensor_core=True, has_bf16=True, has_fp8=True, has_matrix_f32=True, has_mfma=True)
+_CDNA3 = Capabilities(has_tensor_core=True, has_bf16=True, has_fp8=True, has_matrix_f32=True, has_mfma=True)
+_CDNA4 = Capabilities(
+    has_tensor_core=True, has_bf16=True, has_fp8=True, has_matrix_f32=True, has_mfma=True, has_async_copy=True
+)
 
 _ALL = (
     Target(
@@ -140,12 +143,12 @@ _ALL = (
     Target(
         "gfx942", "Instinct MI300X", "hip", "gfx942", 64, shared_bytes=64 * KIB, shared_bytes_sm=64 * KIB,
         registers_thread=512, registers_sm=131072, threads_block=1024, threads_sm=2048, units=304, clock_ghz=2.1,
-        hbm_gbs=5300, l2_bytes=4 * MIB, tensor_tflops=1307, fp32_tflops=163.4, exp_per_clock=16, caps=_CDNA,
+        hbm_gbs=5300, l2_bytes=4 * MIB, tensor_tflops=1307, fp32_tflops=163.4, exp_per_clock=16, caps=_CDNA3,
     ),  # L2 of one chiplet; 256 MiB of memory-side cache behind it are left out
     Target(
         "gfx950", "Instinct MI355X", "hip", "gfx950", 64, shared_bytes=160 * KIB, shared_bytes_sm=160 * KIB,
         registers_thread=512, registers_sm=131072, threads_block=1024, threads_sm=2048, units=256, clock_ghz=2.4,
-        hbm_gbs=8000, l2_bytes=4 * MIB, tensor_tflops=2517, fp32_tflops=157.3, exp_per_clock=16, caps=_CDNA,
+        hbm_gbs=8000, l2_bytes=4 * MIB, tensor_tflops=2517, fp32_tflops=157.3, exp_per_clock=16, caps=_CDNA4,
     ),
 )  # fmt: skip
 

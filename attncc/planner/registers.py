@@ -60,4 +60,4 @@ def pressure(plan: KernelPlan, target: Target) -> str:
     if unit == "fma" and (outputs > FMA_OUTPUTS or outputs * depth > FMA_PRODUCTS):
         return "spills"
     excess = fa2_forward(plan, target) - limit(plan, target)
-    return "fits" if excess <= -MARGIN[unit] else "tight" if excess <= MARGIN[unit] else "spills"
+    return "fits" if excess <= -MARGIN[unit] else "tight" if excess <= 0 else "spills"

@@ -84,7 +84,7 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """What lies in shared memory at the moments that could be the fullest: the loop, its parts, and the last store."""
     if not target.is_gpu:
         return ()
-    return (*_LAYOUTS[matrix_unit(plan, target)](plan), {"out_piece": 1})
+    return (*_LAYOUTS[matrix_unit(plan, target)](plan, target), {"out_piece": 1})
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
@@ -96,7 +96,7 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
     return max(sizes, default=0)
 
 
-def _wgmma(plan: KernelPlan) -> tuple[Phase, ...]:
+def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers."""
     if is_pipelined(plan):
         barriers = BARRIERS if plan.loads == "descriptor" else 0
@@ -104,16 +104,19 @@ def _wgmma(plan: KernelPlan) -> tuple[Phase, ...]:
     return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1}
 
 
-def _tcgen05(plan: KernelPlan) -> tuple[Phase, ...]:
-    """As wgmma; where only the products are pipelined, not the loads, K, V and P are there together."""
+def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
+    """As wgmma; where only products are pipelined, not loads, two tiles of one and one of the other are there."""
     if is_pipelined(plan):
         return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": BARRIERS},)
     if plan.stages > 1:
-        return ({"query": 1, "key": 1, "value": 1, "weights": 1, "bytes": BARRIERS},)
+        return (
+            {"query": 1, "key": 2, "value": 1, "bytes": BARRIERS},
+            {"query": 1, "key": 1, "value": 2, "bytes": BARRIERS},
+        )
     return {"query": 1, "key_piece": 1, "bytes": BARRIERS}, {"query": 1, "value_piece": 1, "bytes": BARRIERS}
 
 
-def _mma(plan: KernelPlan) -> tuple[Phase, ...]:
+def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
     Triton does so where the last piece of the output is wider than the tile has rows."""
     weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
@@ -122,7 +125,7 @@ def _mma(plan: KernelPlan) -> tuple[Phase, ...]:
     return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1, "weights": weights}
 
 
-def _fma(plan: KernelPlan) -> tuple[Phase, ...]:
+def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for reductions across warps."""
     always: Phase = {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q}
     if is_pipelined(plan):
@@ -130,13 +133,13 @@ def _fma(plan: KernelPlan) -> tuple[Phase, ...]:
     return {**always, "key_piece": 1}, {**always, "value_piece": 1}
 
 
-def _mfma(plan: KernelPlan) -> tuple[Phase, ...]:
+def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q passes through once, before the loop; P where the two products deal out rows to warps differently."""
     rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
     weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps)
     if is_pipelined(plan):
         return {"query_piece": 1}, {"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights}
-    if plan.stages > 1:
+    if plan.stages > 1 and target.caps.has_async_copy:
         return {"query_piece": 1}, {"key": 1, "value": 1, "weights": weights}
     return {"query_piece": 1}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
 
