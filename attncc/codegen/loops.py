@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncc.codegen.lower import Lowering
 from attncc.codegen.naming import Names
 from attncc.codegen.printer import BIT_AND, SUM
-from attncc.ir import TILE_NAMES, AttentionSpec, Expr, Segment, Visits, tile_names
+from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tile_names
 from attncc.ir import names as names_of
 
 LOCAL = {"tile": "mine", "inner_tile": "lane"}  # what the template calls them
@@ -54,6 +54,18 @@ def local_names(spec: AttentionSpec) -> dict[str, str]:
     """What the templates call the names that visits use for a tile."""
     called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
     return {called[name]: LOCAL.get(name, name) for name in TILE_NAMES}
+
+
+def first_tile(visits: Visits) -> Visits:
+    """One whole tile, which every row sees, joins those that need the mask and are visited first."""
+    called = Var("reference_tile", "int")
+    *before, last = visits.full
+    value = Op("max", (Op("-", (last.end, Const(1)), "int"), last.begin), "int")
+    joined = [Segment(called, s.end) if s.begin == last.end else s for s in visits.masked]
+    if joined == list(visits.masked):
+        joined.append(Segment(called, last.end))
+    lets = (*visits.lets, ("reference_tile", value))
+    return replace(visits, lets=lets, full=(*before, Segment(last.begin, called)), masked=tuple(joined))
 
 
 def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:

@@ -10,7 +10,7 @@ from typing import Any
 from attncc.analysis import nonnegative
 from attncc.codegen import launch
 from attncc.codegen.environment import environment
-from attncc.codegen.loops import VisitsView, visits_view
+from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
@@ -19,6 +19,9 @@ from attncc.codegen.printer import TERM
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
+
+# Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
+SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class KernelView:
     weight: str
     mask_lines: tuple[str, ...]
     mask: str
+    reference: str
+    safe: str
     visits: VisitsView
     tables: TablesView | None
     helpers: frozenset[str] = field(default_factory=frozenset)
@@ -134,7 +139,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
     tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
-    view_visits = visits_view(visits, lowering)
+    view_visits = visits_view(first_tile(visits) if plan.reference == "first_tile" else visits, lowering)
 
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
@@ -156,7 +161,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         unit="scale" if folds else "LOG2E", sink=sink,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        mask_lines=mask_lines, mask=mask, visits=view_visits, tables=tables_text,
+        mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
+        safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers),
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ class Measured:
     max_registers: int
     full: float
     causal: float
+    reference: str = "running"
 
 
 # One H200, Triton 3.6.0, bf16, a kernel of this structure; D 64 and 256 at S 4096, D 128 the mean of S 4096 and
@@ -51,6 +52,10 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(256, 128, 64, 2, 8, "descriptor", 0, 490, 461),
         Measured(256, 128, 32, 3, 8, "descriptor", 0, 450, 430),
         Measured(256, 128, 64, 2, 8, "pointer", 0, 452, 446),
+        Measured(64, 128, 64, 3, 8, "descriptor", 0, 414, 418, "first_tile"),
+        Measured(128, 128, 64, 2, 4, "descriptor", 0, 550, 542, "first_tile"),
+        Measured(128, 128, 64, 2, 8, "descriptor", 128, 515, 520, "first_tile"),
+        Measured(256, 128, 64, 2, 8, "descriptor", 0, 509, 481, "first_tile"),
     ),
 }
 UNMEASURED = 0.9  # of the slowest measured schedule: what was not tried does not outrank what was
@@ -73,7 +78,7 @@ def measured(plan: KernelPlan, target: Target) -> Measured | None:
     """The record of this schedule at the nearest head size that was measured."""
     for record in _nearest(plan, target):
         if all(getattr(record, name) == getattr(plan, name) for name in
-               ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers")):  # fmt: skip
+               ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference")):  # fmt: skip
             return record
     return None
 
@@ -81,6 +86,11 @@ def measured(plan: KernelPlan, target: Target) -> Measured | None:
 def register_caps(target: Target) -> tuple[int, ...]:
     """Caps on registers worth trying: none, and those that were measured on this target."""
     return tuple(sorted({0, *(r.max_registers for r in MEASURED.get(target.name, ()))}))
+
+
+def references(target: Target) -> tuple[str, ...]:
+    """References of the exponentials worth trying: the running maximum, and those that were measured on this target."""
+    return tuple(dict.fromkeys(("running", *(r.reference for r in MEASURED.get(target.name, ())))))
 
 
 def efficiency(plan: KernelPlan, target: Target, masked: bool = False) -> float:
@@ -99,7 +109,7 @@ def _rate(record: Measured, masked: bool) -> float:
 
 def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:
     """Records at the head size nearest in ratio; none where operands are wider than the 16 bits that were measured."""
-    records = MEASURED.get(target.name, ())
+    records = tuple(r for r in MEASURED.get(target.name, ()) if r.reference == plan.reference)
     if not records or ELEMENT_BYTES[plan.dtype] != 2:
         return ()
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
@@ -125,7 +135,7 @@ def faults(plan: KernelPlan, target: Target) -> tuple[str, ...]:
         "across": unit == "mma" and plan.tile_q < pieces(plan.head_dim_v)[-1],
         "alone": resident_blocks(plan, target) == 1,
         "serial": stages == 1,
-        "shallow": stages == 2,
+        "shallow": stages == 2 and unit != "fma",  # there, products take longer than any load
         "deep": stages > 3,
     }
     return tuple(name for name, holds in applies.items() if holds and name in FAULTS)

@@ -45,7 +45,7 @@ def choose(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | N
     """
     schedule = spec.schedule(target.name)
     usual = class_of(shape)
-    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule)]
+    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits)]
     judged = [(plan, violations(plan, target)) for plan in candidates]
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
@@ -76,7 +76,9 @@ def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int
     return (predicted.predicted_ms, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
 
 
-def _candidates(spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule) -> Iterator[KernelPlan]:
+def _candidates(
+    spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None
+) -> Iterator[KernelPlan]:
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
@@ -85,17 +87,23 @@ def _candidates(spec: AttentionSpec, shape: Shape, target: Target, schedule: Sch
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
-        for loads, cap in product(_loads(shape, dtype, target), caps):
+        for loads, cap, reference in product(_loads(shape, dtype, target), caps, _references(dtype, target, visits)):
             yield KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
-                max_registers=cap,
+                max_registers=cap, reference=reference,
             )  # fmt: skip
 
 
 def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
     return choices if pin is None else (pin,)
+
+
+def _references(dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
+    """A row's first tiles as reference: in bf16, which has float32's range, where whole tiles come in closed ranges."""
+    closed = visits is not None and bool(visits.full) and visits.may is None and visits.must is None
+    return efficiency.references(target) if dtype == "bf16" and closed else ("running",)
 
 
 def _loads(shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
