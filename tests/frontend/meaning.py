@@ -87,7 +87,7 @@ RULES = {
         "abs({i})", "where({c}, {i}, {i})", "t[{i}, {i}]", "floor({f})",
     ),
     "float": (
-        "{f} + {n}", "{f} - {n}", "{f} * {n}", "{i} - {f}", "-{f}", "({f})", "{n} / {d}", "tanh({f})", "sigmoid({f})",
+        "{f} + {n}", "{f} - {n}", "{f} * ({n})", "{i} - {f}", "-{f}", "({f})", "{n} / {d}", "tanh({f})", "sigmoid({f})",
         "max({f}, {i})", "where({c}, {f}, {i})",
     ),
     "bool": (

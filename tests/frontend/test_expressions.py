@@ -15,7 +15,7 @@ from attncc.ir import Const, Expr, Op, Read, Var, walk
 from tests.frontend.meaning import PARAMS, of_text, of_tree, random_text, values
 
 FIXED = settings(max_examples=400, derandomize=True, deadline=None)
-LONG = settings(FIXED, max_examples=20_000)
+LONG = settings(FIXED, max_examples=5000)
 TYPES, SEEDS = st.sampled_from(("int", "bool", "float")), st.integers(0, 2**32)
 NUMBERS = st.tuples(*(st.integers(0, 3), st.integers(0, 3), st.integers(0, 8), st.integers(0, 8), st.integers(-3, 4)))
 
