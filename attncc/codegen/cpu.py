@@ -14,10 +14,20 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, KernelPlan, Param, Visits, names
 
 HELPER_ORDER = (
-    "copy", "not_finite", "tensor", "real", "read", "read_bit", "element", "tile_ends", "where", "floor", "minimum",
-    "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt",
+    "copy", "not_finite", "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan", "where", "floor",
+    "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt",
 )  # fmt: skip
-BARE = {"copy", "not_finite", "tensor", "real", "read", "read_bit", "element", "tile_ends"}  # these call no `tensor`
+BARE = {
+    "copy",
+    "not_finite",
+    "tensor",
+    "real",
+    "read",
+    "read_bit",
+    "element",
+    "tile_ends",
+    "tile_scan",
+}  # these call no `tensor`
 SIZES = {"b": 2, "h": 4, "h_kv": 2, "row": 300, "k": 331}  # of the file's own check; the template has them too
 TORCH_TYPES = {
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
@@ -40,7 +50,7 @@ class CpuView:
     scale: str
     is_masked: str
     call: list[str]  # once in a call
-    everywhere: bool  # whether the lines of `call` need all positions
+    summaries: list[str]  # tables of what the mask's tensors hold in each tile
     program: list[str]  # for each span of batch entries and heads
     row: list[str]  # for each tile of rows
     ranges: list[str]
@@ -73,7 +83,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     tiles, dense = CpuLowering(spec, spelled), CpuLowering(spec, spelled)
     scale, start, pair = tiles.scale(), tiles.start(), tiles.scores()
     weight, mask = tiles.weight(pair), tiles.masks()
-    ranges, check = ranges_of(spec, visits, spelled), _dense(dense)
+    ranges, check = ranges_of(spec, visits, tiles), _dense(dense)
     helpers = {"copy", "not_finite", *tiles.printer.helpers, *dense.printer.helpers, *ranges.helpers}
     helpers |= {"tensor"} if helpers - BARE else set()
     helpers |= {"read"} if "read_bit" in helpers else set()
@@ -88,8 +98,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         uses=_uses(spec),
         scale=scale,
         is_masked=ranges.is_masked,
-        call=[*_free_axes(spec, spelled), *ranges.summaries],
-        everywhere=bool(ranges.summaries),
+        call=_free_axes(spec, spelled),
+        summaries=ranges.summaries,
         program=tiles.program,
         row=tiles.row,
         ranges=ranges.lines,

@@ -14,7 +14,6 @@ from attncc.ir import (
     Const,
     Expr,
     Op,
-    Param,
     Read,
     Var,
     children,
@@ -74,13 +73,13 @@ class CpuLowering:
     for scale, start, scores and weight first, for masks last: what only the mask needs is worked out in masked tiles.
     """
 
-    def __init__(self, spec: AttentionSpec, spelled: Mapping[str, str]) -> None:
+    def __init__(self, spec: AttentionSpec, spelled: Mapping[str, str], free: Names | None = None) -> None:
         self.spec, self.spelled = spec, spelled
         self.program: list[str] = []
         self.row: list[str] = []
         self._known: dict[Expr, str] = {}
         self._reads: dict[Read, str] = {}
-        self._free = Names({*reserved(), *spelled.values()})
+        self.free = free or Names({*reserved(), *spelled.values()})
         self._lets = {e: n for n, e in reversed(spec.lets) if isinstance(e, Op) and "s" not in names(e)}
         self.printer = Printer(
             TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive
@@ -119,11 +118,11 @@ class CpuLowering:
         if isinstance(e, Read):
             text = self._read(e)
             variables = (self.printer(i) for i in e.indices if isinstance(i, Var))
-            self._reads[e] = self._free.fresh(read_name(self.spelled[e.tensor], variables))
+            self._reads[e] = self.free.fresh(read_name(self.spelled[e.tensor], variables))
             where.append(f"{self._reads[e]} = {text}")
         elif e in self._lets:
             text = self.printer(e)
-            self._known[e] = self._free.fresh(self._lets[e])
+            self._known[e] = self.free.fresh(self._lets[e])
             where.append(f"{self._known[e]} = {text}")
 
     def _read(self, e: Read) -> str:
@@ -132,7 +131,7 @@ class CpuLowering:
         name, indices = self.spelled[e.tensor], ", ".join(map(self.printer, e.indices))
         if p.element == "bit":
             self.printer.helpers.add("read_bit")
-            return f"read_bit({name}, {self._bits(p)}, {indices})"
+            return f"read_bit({name}, {bit_extent(p.axes[-1], self.spelled)}, {indices})"
         if list(p.axes) == at and at == [a for a in SLICES if a in at]:
             dims = [SLICES[a] if a in at else "None" for a in SLICES]
             text = f"{name}[{', '.join(dims[list(SLICES).index(at[0]) :])}]"
@@ -140,12 +139,6 @@ class CpuLowering:
             self.printer.helpers.add("read")
             text = f"read({name}, {indices})"
         return text + {"float": ".to(dtype)", "int": ".long()", "bool": ""}[e.type]
-
-    def _bits(self, p: Param) -> str:
-        """How many bits there are on the last axis."""
-        axis = p.axes[-1]
-        call = {"b": "B", "h": "H", "h_kv": "H_kv", "row": "q_len", "k": "k_len"}
-        return str(axis) if isinstance(axis, int) else call.get(axis) or self.spelled[axis]
 
     def scale(self, binds: int = ANY) -> str:
         """What q is multiplied by; an expression of no more than b, h and row."""
@@ -182,6 +175,12 @@ class CpuLowering:
         text = self.text(mask, lines)
         keep = text if is_tensor(mask) else self._tensor(text)
         return [*lines, f"keep = {keep}", "s.masked_fill_(~keep, -torch.inf)"]
+
+
+def bit_extent(axis: str | int, spelled: Mapping[str, str]) -> str:
+    """How many bits there are on an axis."""
+    call = {"b": "B", "h": "H", "h_kv": "H_kv", "row": "q_len", "k": "k_len"}
+    return str(axis) if isinstance(axis, int) else call.get(axis) or spelled[axis]
 
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
