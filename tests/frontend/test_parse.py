@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from attncc.errors import SpecError
-from attncc.frontend import Parsed, built, parse, refuse_unbuilt
+from attncc.frontend import Parsed, bind, built, parse, refuse_unbuilt
 from attncc.frontend.consts import MAX_FAULTS, TARGETS
 from attncc.ir import POLICIES, AttentionSpec, Const, Layout, Op, Param, Precision, Read, Schedule, Softmax, Var, walk
 
@@ -229,3 +229,22 @@ def test_nothing_heavy_is_imported() -> None:
     code = "import sys, attncc.frontend; attncc.frontend.parse('attention x {}'); print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "triton", "sympy", "numpy", "jinja2"} & set(done.stdout.split())
+
+
+def test_bind_checks_what_it_bakes() -> None:
+    text = (
+        "attention x(block: const int, w: const int = 2, n: int) { mask k // block == q // (block - w) and k % n > 0 }"
+    )
+    parsed = parse(text, "c.attn")
+    assert bind(parsed, {"block": 8}) == parsed.spec.bind({"block": 8})
+    assert bind(parsed, {"block": 8, "w": -1}) == parsed.spec.bind({"block": 8, "w": -1})
+    with pytest.raises(KeyError):
+        bind(parsed, {})
+    for values, code in (
+        ({"block": 2}, "E407"),
+        ({"block": 1}, "E407"),
+        ({"block": 0}, "E407"),
+        ({"block": 2**63}, "E105"),
+    ):
+        with pytest.raises(SpecError, match=f"c.attn:1:13: error {code}: block = {values['block']} "):
+            bind(parsed, values)

@@ -16,7 +16,7 @@ def lint(spec: AttentionSpec, context: Context) -> None:
         rule(spec, context)
 
 
-def _statements(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:
+def expressions(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:
     """Each expression with its key in the spans."""
     yield from ((f"mask:{i}", e) for i, e in enumerate(spec.masks))
     yield from ((f"score:{i}", e) for i, e in enumerate(spec.scores))
@@ -43,7 +43,7 @@ def _negative_query(spec: AttentionSpec, context: Context) -> None:
     """Aligned to the end, q is negative where q_len passes k_len; a read there is 0 or false, which may look real."""
     if spec.align != "end" or any(_excludes_negative(part) for mask in spec.masks for part in _conjuncts(mask)):
         return
-    for key, e in _statements(spec):
+    for key, e in expressions(spec):
         for node in walk(e):
             if isinstance(node, Read) and any(_bare_query(i) for i in node.indices):
                 span = context.spans.get(key)
@@ -95,7 +95,7 @@ def _foreign_axis(spec: AttentionSpec, context: Context) -> None:
     """An axis of the call indexed by a plain built-in of another axis, as in slopes[b] of f32[h]."""
     fits = {("k", "q")}
     told: set[str] = set()
-    for key, e in _statements(spec):
+    for key, e in expressions(spec):
         for node in walk(e):
             if not isinstance(node, Read) or node.tensor in told:
                 continue

@@ -122,7 +122,7 @@ def _numbers(op: str, args: Sequence[Typed], spans: Sequence[Span], report: Repo
     if op in _TO_FLOAT or any(a.type == "float" for a in args):
         return join(op, [promote(a) for a in args], "float")
     assert op in _KEEP or op in FUNCTIONS
-    return join(op, args, "int", _fold(op, [a.literal for a in args]))
+    return join(op, args, "int", fold(op, [a.literal for a in args]))
 
 
 def _floor_division(op: str, args: Sequence[Typed], spans: Sequence[Span], report: Report) -> Typed | None:
@@ -134,11 +134,11 @@ def _floor_division(op: str, args: Sequence[Typed], spans: Sequence[Span], repor
     if divisor is not None and divisor < 1:
         report.error("E407", spans[1], f"the divisor of '{op}' is {divisor}; it must be at least 1")
         return None
-    return join(op, args, "int", _fold(op, [a.literal for a in args]))
+    return join(op, args, "int", fold(op, [a.literal for a in args]))
 
 
-def _fold(op: str, values: Sequence[int | float | None]) -> int | None:
-    """The int that an operator on constants gives; for checks only, the expression stays as written."""
+def fold(op: str, values: Sequence[int | float | None]) -> int | None:
+    """The int that an operator on constants gives, or None; for checks only, the expression stays as written."""
     if not all(isinstance(v, int) for v in values):
         return None
     a, b = int(values[0] or 0), int(values[-1] or 0)
