@@ -144,12 +144,14 @@ def plan_parsed(
 
 def every_kernel(planned: Planned) -> tuple[Planned, ...]:
     """The plan, and where its kernel cannot take any strides, the plan of the file that can."""
-    from attncc.planner import any_stride
+    from attncc import planner
 
     chosen = planned.choice.plan
     if chosen.loads != "descriptor":
         return (planned,)
-    return planned, replace(planned, choice=replace(planned.choice, plan=any_stride(chosen)))
+    other = planner.choose(planned.spec, planned.shape, planned.target, planned.visits, any_stride=True)
+    plan = replace(other.plan, int_bits=chosen.int_bits, tables=chosen.tables)
+    return planned, replace(planned, choice=replace(other, plan=plan))
 
 
 def kernel(

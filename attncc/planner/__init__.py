@@ -2,6 +2,6 @@
 
 from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.search import Choice, any_stride, choose, class_of
+from attncc.planner.search import Choice, choose, class_of
 
-__all__ = ["Choice", "Costs", "Violation", "any_stride", "choose", "class_of", "closed_forms", "costs", "violations"]
+__all__ = ["Choice", "Costs", "Violation", "choose", "class_of", "closed_forms", "costs", "violations"]

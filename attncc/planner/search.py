@@ -36,16 +36,19 @@ class Choice:
     predicted: Costs
 
 
-def choose(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None) -> Choice:
+def choose(
+    spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None, any_stride: bool = False
+) -> Choice:
     """The fastest plan by the model that fits `target` and keeps to what the spec pins; PlanError where none does.
 
     The plan depends on the head sizes, the dtype and the class of the query length (up to 16, up to 64, longer), on
     nothing else of the shape: other lengths and batches run the same kernels. `visits` says whether the mask leaves
-    tiles out; without it the spec's mask does.
+    tiles out; without it the spec's mask does. `any_stride` asks for the kernel beside one that loads by descriptor, for
+    calls whose K or V the TMA unit cannot address.
     """
     schedule = spec.schedule(target.name)
     usual = class_of(shape)
-    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits)]
+    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
     judged = [(plan, violations(plan, target)) for plan in candidates]
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
@@ -66,18 +69,13 @@ def class_of(shape: Shape) -> Shape:
                    head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
 
 
-def any_stride(plan: KernelPlan) -> KernelPlan:
-    """The plan of the kernel beside a descriptor one, for calls whose K or V the TMA unit cannot address."""
-    return _finish(replace(plan, any_stride=True, loads="pointer"), target(plan.target))
-
-
 def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int]:
     """Time first; equals go to the smaller footprint."""
     return (predicted.predicted_ms, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
 
 
 def _candidates(
-    spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None
+    spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None, any_stride: bool
 ) -> Iterator[KernelPlan]:
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
@@ -87,12 +85,13 @@ def _candidates(
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
-        for loads, cap, reference in product(_loads(shape, dtype, target), caps, _references(dtype, target, visits)):
+        ways = ("pointer",) if any_stride else _loads(shape, dtype, target)
+        for loads, cap, reference in product(ways, caps, _references(dtype, target, visits)):
             yield KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
-                max_registers=cap, reference=reference,
+                max_registers=cap, reference=reference, any_stride=any_stride,
             )  # fmt: skip
 
 
