@@ -1,5 +1,6 @@
 """The built wheel, installed where nothing of the checkout can be seen, does the whole job."""
 
+import json
 import os
 import subprocess
 import sys
@@ -114,3 +115,34 @@ def test_the_installed_command_runs_from_anywhere(installed):
     packaged = sorted(str(p) for p in (installed.site / "attncc" / "specs").glob("*.attn"))
     done = installed.run("attncc", "fmt", "--check", *packaged)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_installed_package_explains_and_builds_a_packaged_spec(installed):
+    spec = str(installed.site / "attncc" / "specs" / "padding.attn")
+    sizes = ("--shape", "batch=2,heads=2,q_len=100,k_len=100,head_dim=32", "--dtype", "f32")
+    done = installed.run("attncc", "explain", spec, "--target", "sm_90", *sizes, "--set", "length=60,100", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["name"] == "padding" and told["mask"]["pairs"] == 2 * 100 * (60 + 100)
+    done = installed.run("attncc", "build", spec, "--target", "cpu", *sizes, "--out", "built", "--json")
+    assert done.returncode == 0, done.stderr
+    (kernel,) = json.loads(done.stdout)["kernels"]
+    assert kernel["target"] == "cpu" and kernel["pass"] == "forward"
+    done = installed.run("python", "-I", kernel["file"])  # the file checks itself, by torch alone
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_installed_package_compiles_and_calls_a_spec(installed):
+    code = """
+import attncc, torch
+from pathlib import Path
+spec = Path(attncc.__file__).parent / "specs" / "padding.attn"
+q, k, v = torch.randn(3, 2, 4, 50, 16)
+length = torch.tensor([50, 20], dtype=torch.int32)
+out = attncc.load(spec)(q, k, v, length=length)
+keep = (torch.arange(50) < length[:, None])[:, None, None]
+want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+print((out - want).abs().max().item())
+"""
+    done = installed.run("python", "-c", code)
+    assert done.returncode == 0 and float(done.stdout) < 1e-5, done.stderr
