@@ -132,10 +132,10 @@ def plan_parsed(
     int_bits: int = 32,
 ) -> Planned:  # fmt: skip
     """The second half of `plan`, for one shape class; `int_bits` is the width of positions and int parameters."""
-    from attncc import analysis, planner
+    from attncc import analysis, frontend, planner
     from attncc.codegen.tables import tables_of
 
-    spec, goal = parsed.spec.bind(consts), target(target_name)
+    spec, goal = frontend.bind(parsed, consts), target(target_name)
     visits = analysis.kernel_visits(spec) if goal.is_gpu else analysis.visits(spec, "q")
     choice = planner.choose(spec, shape, goal, visits)
     choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=bool(tables_of(visits))))

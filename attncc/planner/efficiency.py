@@ -32,9 +32,9 @@ class Measured:
 
 
 # One H200, Triton 3.6.0, bf16, the generated kernels, medians of three in turns; D 64 and 256 at S 4096, D 128 the mean
-# of S 1024, 4096 and 16384; schedules without a first-tile reference partly from an earlier kernel of this structure, 5%
-# noise. Two blocks on an SM are worth more than larger tiles or more stages: hence the cap of 128 registers. Four warps at D 128 with the running maximum
-# are as fast, but spill more the more a mask asks for, and are left out.
+# of S 1024, 4096 and 16384; schedules without a first-tile reference partly from an earlier kernel of this structure,
+# 5% noise. Two blocks on an SM are worth more than larger tiles or more stages: hence the cap of 128 registers. Four
+# warps at D 128 with the running maximum are as fast, but spill more the more a mask asks for, and are left out.
 MEASURED: dict[str, tuple[Measured, ...]] = {
     "sm_90": (
         Measured(64, 128, 64, 4, 3, "descriptor", 0, 499, 455, "first_tile"),

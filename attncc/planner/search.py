@@ -12,7 +12,7 @@ from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, shared_memory
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
-from attncc.targets import Target, target
+from attncc.targets import Target
 
 T = TypeVar("T")
 
@@ -20,7 +20,6 @@ TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
-BUILT_LOADS = ("pointer", "descriptor")  # of KernelPlan.loads: what the launch takes
 CPU_TILE_K = 256  # of the PyTorch program: large enough that its operators outweigh Python
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
 TYPICAL_BATCH = 4
@@ -43,8 +42,8 @@ def choose(
 
     The plan depends on the head sizes, the dtype and the class of the query length (up to 16, up to 64, longer), on
     nothing else of the shape: other lengths and batches run the same kernels. `visits` says whether the mask leaves
-    tiles out; without it the spec's mask does. `any_stride` asks for the kernel beside one that loads by descriptor, for
-    calls whose K or V the TMA unit cannot address.
+    tiles out; without it the spec's mask does. `any_stride` asks for the kernel beside one that loads by descriptor,
+    for calls whose K or V the TMA unit cannot address.
     """
     schedule = spec.schedule(target.name)
     usual = class_of(shape)
@@ -85,7 +84,7 @@ def _candidates(
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
-        ways = ("pointer",) if any_stride else _loads(shape, dtype, target)
+        ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, _references(dtype, target, visits)):
             yield KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
@@ -105,11 +104,13 @@ def _references(dtype: str, target: Target, visits: Visits | None) -> tuple[str,
     return efficiency.references(target) if dtype == "bf16" and closed else ("running",)
 
 
-def _loads(shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
-    """Descriptors where the target has a TMA unit and rows of whole 16 bytes, which it asks for."""
+def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
+    """Descriptors where the target has a TMA unit, rows are whole 16 bytes, which it asks for, and a matrix unit reads
+    what it brings: products without one make copies of it in registers and spill."""
     size = shared_memory.ELEMENT_BYTES.get(dtype, 4)
     rows = all(d * size % 16 == 0 for d in (shape.head_dim, shape.head_dim_v))
-    return ("descriptor",) if BUILT_LOADS[-1] == "descriptor" and target.caps.has_tma and rows else ("pointer",)
+    unit = dtype != "f32" or spec.precision.products == "tf32"
+    return ("descriptor",) if target.caps.has_tma and rows and unit else ("pointer",)
 
 
 def _finish(plan: KernelPlan, target: Target) -> KernelPlan:

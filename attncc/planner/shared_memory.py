@@ -121,7 +121,8 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     Triton does so where the last piece of the output is wider than the tile has rows."""
     weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
     if is_pipelined(plan):
-        return ({"query": 1, "key": plan.stages - 1, "value": plan.stages - 1, "weights": weights},)
+        loads, barriers = plan.stages - 1, BARRIERS if plan.loads == "descriptor" else 0
+        return ({"query": 1, "key": loads, "value": loads, "weights": weights, "bytes": barriers},)
     return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1, "weights": weights}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attncc import analysis, codegen, pipeline, planner
+from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments
 from attncc.runtime.cache import Cache, Entry
@@ -41,7 +41,7 @@ class Attention:
     def __init__(self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None) -> None:
         self.parsed = parsed
         self.consts = dict(consts)
-        self.spec: AttentionSpec = parsed.spec.bind(self.consts)
+        self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
