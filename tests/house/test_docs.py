@@ -3,13 +3,14 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 
 import attncc
-from attncc import frontend
+from attncc import cli, frontend
 from attncc.cli import COMMANDS
 from attncc.errors import SpecError
 from attncc.targets import TARGETS
-from tests.house.tree import files, read
+from tests.house.tree import ROOT, files, read
 
 SPECS = [p for p in files() if p.startswith("specs/") and p.endswith(".attn")]
 STEMS = [p.removeprefix("specs/").removesuffix(".attn") for p in SPECS]
@@ -67,6 +68,15 @@ def test_the_readme_shows_diagnostics_as_they_are():
     with pytest.raises(SpecError) as caught:
         frontend.parse(wrong, "local.attn")
     assert f"{caught.value}\n" == said
+
+
+def test_the_readme_shows_what_explain_says(monkeypatch):
+    (shown,) = [b for b in fenced(read("README.md")) if b.startswith("$ attncc explain")]
+    command, *lines = shown.splitlines()
+    program, *arguments = command.removeprefix("$ ").split()
+    monkeypatch.chdir(ROOT)
+    told = CliRunner().invoke(cli.program, arguments, prog_name=program, catch_exceptions=False)
+    assert told.exit_code == 0 and set(lines) <= set(told.stdout.splitlines())
 
 
 def test_the_readme_names_each_target():
