@@ -58,7 +58,7 @@ test-triton: $(READY)  ## tests/compile with another Triton: make test-triton VE
 	$(OTHER)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps triton==$(VERSION)
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 		$(BIN)/python -c "$$site" > "$$($(OTHER)/bin/python -c "$$site")/shared.pth"
-	PYTHONPATH=. $(OTHER)/bin/python -m pytest -q $(ARGS) tests/compile
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(ARGS) tests/compile
 
 format: $(READY)  ## put style right in place
 	$(BIN)/ruff check --fix .
