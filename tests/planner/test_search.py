@@ -5,7 +5,7 @@ import pytest
 from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, Precision, Schedule, Shape
-from attncc.planner import any_stride, choose, class_of, search, violations
+from attncc.planner import choose, class_of, search, violations
 from attncc.planner.efficiency import MEASURED
 from attncc.targets import TARGETS, target
 
@@ -51,7 +51,7 @@ def test_case_30_or_the_limit_is_named_with_the_excess(name, d, dv, dtype):
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_the_h200_gets_what_was_fastest_on_it(d, mask):
     plan = choose(FULL if mask == "full" else CAUSAL, Shape(head_dim=d, head_dim_v=d), target("sm_90")).plan
-    same = [r for r in MEASURED["sm_90"] if r.head_dim == d and r.loads == plan.loads]
+    same = [r for r in MEASURED["sm_90"] if (r.head_dim, r.loads, r.reference) == (d, plan.loads, plan.reference)]
     best = max(same, key=lambda r: getattr(r, mask))
     names = ("tile_q", "tile_k", "stages", "warps", "max_registers")
     assert [getattr(plan, n) for n in names] == [getattr(best, n) for n in names]
@@ -132,9 +132,21 @@ def test_a_cpu_plan_has_tiles_only():
     assert (plan.tile_q, plan.tile_k) == (32, 64)
 
 
-def test_the_kernel_beside_a_descriptor_one():
-    plan = replace(choose(FULL, Shape(), target("sm_90")).plan, loads="descriptor")
-    beside = any_stride(plan)
-    assert beside.any_stride
-    assert beside.loads == "pointer"
-    assert replace(beside, any_stride=False, loads="descriptor", shared_bytes=plan.shared_bytes) == plan
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
+def test_the_kernel_beside_a_descriptor_one(d):
+    shape = Shape(head_dim=d, head_dim_v=d)
+    plan = choose(CAUSAL, shape, target("sm_90")).plan
+    beside = choose(CAUSAL, shape, target("sm_90"), any_stride=True).plan
+    assert (plan.loads, plan.any_stride) == ("descriptor", False)
+    assert (beside.loads, beside.any_stride) == ("pointer", True)
+    assert violations(beside, target("sm_90")) == ()
+
+
+@pytest.mark.parametrize(("name", "d", "dtype", "products", "loads"), [
+    ("sm_90", 128, "bf16", "ieee", "descriptor"), ("sm_80", 128, "bf16", "ieee", "pointer"),
+    ("sm_90", 31, "bf16", "ieee", "pointer"), ("sm_90", 68, "f32", "tf32", "descriptor"),
+    ("sm_90", 64, "f32", "ieee", "pointer"), ("gfx942", 128, "f16", "ieee", "pointer"),
+])  # fmt: skip
+def test_descriptors_where_the_tma_unit_can_read(name, d, dtype, products, loads):
+    spec = replace(FULL, precision=Precision(products=products))
+    assert choose(spec, Shape(head_dim=d, head_dim_v=d, dtype=dtype), target(name)).plan.loads == loads
