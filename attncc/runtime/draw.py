@@ -1,0 +1,124 @@
+"""Random calls of any spec: inputs in several memory layouts and parameters of the right kind, from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attncc.ir import AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, walk
+
+DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+ELEMENTS = {
+    "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "bit": torch.int32,
+}  # fmt: skip
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
+WORD = 32
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Where names occur: `divisors` under `//` or `%`, `indices` inside a Read, `positive` under log, sqrt or `/`."""
+
+    divisors: frozenset[str]
+    indices: frozenset[str]
+    positive: frozenset[str]
+
+
+def uses(spec: AttentionSpec) -> Uses:
+    found: dict[str, set[str]] = {"divisors": set(), "indices": set(), "positive": set()}
+    spec.map(lambda e: (_collect(e, found), e)[1])
+    return Uses(*(frozenset(s) for s in found.values()))
+
+
+def _collect(e: Expr, found: dict[str, set[str]]) -> None:
+    for node in walk(e):
+        if isinstance(node, Op) and node.op in ("//", "%"):
+            found["divisors"] |= _names(node.args[1])
+        elif isinstance(node, Op) and node.op in ("log", "log2", "sqrt"):
+            found["positive"] |= _names(node.args[0])
+        elif isinstance(node, Op) and node.op == "/":
+            found["positive"] |= _names(node.args[1])
+        elif isinstance(node, Read):
+            found["indices"] |= {n for i in children(node) for n in _names(i)}
+
+
+def _names(e: Expr) -> set[str]:
+    return {n.name if isinstance(n, Var) else n.tensor for n in walk(e) if isinstance(n, (Var, Read))}
+
+
+class Draw:
+    """One stream of random calls of a spec. `values` pins scalars; the same seed gives the same calls."""
+
+    def __init__(self, spec: AttentionSpec, seed: int, values: Mapping[str, Any]) -> None:
+        self.spec, self.values, self.uses = spec, values, uses(spec)
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inputs(self, shape: Shape, dtype: str, layout: str, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v] of normal numbers, laid out in memory as asked."""
+        B, H, H_kv = shape.batch, shape.heads, shape.kv_heads
+        sizes = ((B, H, shape.q_len, shape.head_dim), (B, H_kv, shape.k_len, shape.head_dim),
+                 (B, H_kv, shape.k_len, shape.head_dim_v))  # fmt: skip
+        made = [torch.randn(size, generator=self.generator).to(DTYPES[dtype]).to(device) for size in sizes]
+        q, k, v = (self._laid_out(x, layout) for x in made)
+        return q, k, v
+
+    @staticmethod
+    def _laid_out(x: Tensor, layout: str) -> Tensor:
+        """The same shape in another layout: [B, S, H, D] in memory, a slice of a wider row, one head's row for all."""
+        if layout == "transposed":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "sliced":
+            wide = x.new_full((*x.shape[:3], 2 * x.shape[3] + 3), float("nan"))
+            wide[..., 1 : 1 + x.shape[3]] = x
+            return wide[..., 1 : 1 + x.shape[3]]
+        if layout == "expanded":
+            return x[:1, :1].expand(x.shape)
+        return x
+
+    def params(self, shape: Shape, device: str = "cpu") -> dict[str, Any]:
+        """A value for every parameter that is no const."""
+        sizes = {"b": shape.batch, "h": shape.heads, "h_kv": shape.kv_heads, "row": shape.q_len, "k": shape.k_len}
+        for axis in self.spec.free_axes:
+            sizes[axis] = self._int(3, 12)
+        for p in self.spec.tensors:  # a packed free axis holds whole words
+            if p.element == "bit" and p.axes[-1] in self.spec.free_axes:
+                sizes[str(p.axes[-1])] = WORD * self._int(1, 2)
+        return {p.name: self._tensor(p, sizes, shape).to(device) if p.is_tensor else self._scalar(p, shape)
+                for p in self.spec.params if not p.const}  # fmt: skip
+
+    def _int(self, low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=self.generator))
+
+    def _scalar(self, p: Param, shape: Shape) -> int | float:
+        if p.name in self.values:
+            return self.values[p.name]
+        if p.type == "float":
+            return p.default if p.default is not None and self.seed % 2 else self._int(16, 96) / 64
+        least = 1 if p.name in self.uses.divisors else 0
+        return self._int(least, 6) if self.seed % 2 else self._int(least, shape.k_len + 2)
+
+    def _tensor(self, p: Param, sizes: Mapping[str, int], shape: Shape) -> Tensor:
+        size = [a if isinstance(a, int) else sizes[a] for a in p.axes]
+        if p.element == "bit":
+            size[-1] = -(-size[-1] // WORD)
+            return torch.randint(-(2**31), 2**31, size, generator=self.generator).to(torch.int32)
+        if p.element == "bool":
+            return torch.rand(size, generator=self.generator) < 0.7
+        kind = ELEMENTS[p.element or ""]
+        if p.type == "float":  # multiples of 1/64: products with positions are exact in every type
+            low = 32 if p.name in self.uses.positive else -64
+            return (torch.randint(low, 65, size, generator=self.generator) / 64).to(kind)
+        drawn = torch.randint(*self._range(p, shape), size, generator=self.generator)
+        drawn = drawn.clamp(max=torch.iinfo(kind).max).to(kind)
+        return drawn.sort(-1).values if p.sorted else drawn
+
+    def _range(self, p: Param, shape: Shape) -> tuple[int, int]:
+        """Few different numbers (ids, indices) or positions, by turns."""
+        low = 1 if p.name in self.uses.divisors else -1 if p.element != "u8" and p.name in self.uses.indices else 0
+        return (low, low + 4) if self.seed % 2 or p.name in self.uses.indices else (low, shape.k_len + 2)
