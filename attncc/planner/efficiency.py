@@ -41,7 +41,6 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(64, 128, 128, 8, 2, "descriptor", 128, 430, 423, "first_tile"),
         Measured(64, 128, 64, 8, 3, "descriptor", 0, 412, 368),
         Measured(64, 128, 64, 8, 3, "pointer", 0, 400, 340),
-        Measured(64, 128, 128, 8, 2, "pointer", 128, 354, 349),
         Measured(128, 128, 64, 8, 2, "descriptor", 128, 491, 461, "first_tile"),
         Measured(128, 128, 64, 4, 2, "descriptor", 0, 481, 445, "first_tile"),
         Measured(128, 128, 64, 8, 2, "descriptor", 128, 469, 423),
