@@ -11,7 +11,7 @@ from attncc.codegen.printer import BIT_AND, SUM
 from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tile_names
 from attncc.ir import names as names_of
 
-LOCAL = {"tile": "mine", "inner_tile": "lane"}  # what the template calls them
+LOCAL = {"tile": "mine", "inner_tile": "lane", "first": "first_row", "last": "last_row"}  # what the template calls them
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
-        lines=tuple(lines), bounds=bool(used & {called["first"], called["last"]}), loops=tuple(walks), jumps=jumps,
+        lines=tuple(lines), bounds=bool(used & {called["first_row"], called["last_row"]}), loops=tuple(walks),
+        jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
         full=walks.get("full"), tested=tested,
     )  # fmt: skip

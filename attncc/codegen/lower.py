@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from attncc.codegen.naming import Names, read_name
@@ -131,6 +131,15 @@ class Lowering:
                     yield f"({text} < {axis})"
             else:
                 yield f"({text} < {EXTENTS.get(axis) or self.names[axis]})"
+
+
+def terms(e: Expr) -> Iterator[Expr]:
+    """What an `and` joins."""
+    if isinstance(e, Op) and e.op == "and":
+        for a in e.args:
+            yield from terms(a)
+    else:
+        yield e
 
 
 def conjoin(lowering: Lowering, masks: Iterable[Expr], tail: str) -> str:

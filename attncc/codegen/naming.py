@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from attncc.codegen.environment import template_root
+from attncc.codegen.printer import TORCH, TRITON
 from attncc.ir import BUILTINS, AttentionSpec
 
 
@@ -32,10 +33,12 @@ WORDS = ("keep", "masked", "full", "range", "slice", "min", "max", "abs", "bool"
 @cache
 def reserved() -> frozenset[str]:
     """Every identifier in the Python of the templates, and the built-ins: what a spec's names must keep clear of."""
-    found: set[str] = {*BUILTINS, *WORDS}
+    found: set[str] = {*BUILTINS, *WORDS, *(f.helper for b in (TRITON, TORCH) for f in b.forms.values() if f.helper)}
     for path in sorted(template_root().rglob("*.jinja")):
         text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
+        if path.name == "helpers.jinja":  # what a helper calls its arguments is nobody else's concern
+            text = " ".join(re.findall(r"def (\w+)", text))
         found.update(re.findall(r"[A-Za-z_]\w*", text))
     return frozenset(found)
 

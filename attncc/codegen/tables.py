@@ -41,7 +41,7 @@ class Tables:
     @property
     def unpack(self) -> str:
         """The batch entry and head of a block."""
-        forms = {("b", "h"): "block // h_len, block % h_len", ("b",): "block, 0", ("h",): "0, block"}
+        forms = {("b", "h"): "slab // h_len, slab % h_len", ("b",): "slab, 0", ("h",): "0, slab"}
         return f"b, h = {forms.get(self.over, '0, 0')}" + ("\n    h_kv = h // group" if self.kv_heads else "")
 
     @property

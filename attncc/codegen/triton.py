@@ -11,11 +11,11 @@ from attncc.analysis import nonnegative
 from attncc.codegen import launch
 from attncc.codegen.environment import environment
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
-from attncc.codegen.lower import Lowering, conjoin
+from attncc.codegen.lower import Lowering, conjoin, level, terms
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
-from attncc.codegen.printer import TERM
+from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
@@ -65,6 +65,7 @@ class KernelView:
     scores: tuple[str, ...]
     weight_lines: tuple[str, ...]
     weight: str
+    key_mask: str  # the part of the mask that keys alone decide
     mask_lines: tuple[str, ...]
     mask: str
     reference: str
@@ -138,6 +139,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
+    by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+    key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
     tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
     view_visits = visits_view(first_tile(visits) if plan.reference == "first_tile" else visits, lowering)
 
@@ -161,6 +164,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         unit="scale" if folds else "LOG2E", sink=sink,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
+        key_mask=key_mask,
         mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers),
