@@ -144,8 +144,9 @@ def _visits(mask: dict[str, Any]) -> list[tuple[str, str]]:
         text += ", and a test of each tile when it comes up"
     rows = [("visits", text + ", in closed form" if not mask["class_tests"] else text)]
     if mask["tables"]:
+        size = sum(table["bytes"] for table in mask["tables"])
         rows.append(
-            ("tables", "made before the kernel: " + ", ".join(f"{t['reduce']} {t['name']}" for t in mask["tables"]))
+            ("tables", f"{len(mask['tables'])} of {amount(size, 'B')} in all, made from the contents in the same call")
         )
     return rows + [("" if i else "opaque", why) for i, why in enumerate(mask["opaque"])]
 

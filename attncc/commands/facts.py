@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from attncc.commands.contents import unknown_in_mask
@@ -10,7 +11,7 @@ from attncc.runtime.keys import plain
 
 if TYPE_CHECKING:
     from attncc.commands.contents import Contents
-    from attncc.ir import Param
+    from attncc.ir import Param, Summary
     from attncc.pipeline import Planned
 
 PLAN = ("algorithm", "loop", "tile_q", "tile_k", "stages", "warps", "shared_bytes")

@@ -86,6 +86,11 @@ def test_an_array_file_gives_contents(program):
     np.save("doc.npy", ids)
     args = (SPECS / "document.attn", "--target", "cpu", "--shape", "heads=1,q_len=64,k_len=64", "--set", "doc=@doc.npy")
     assert facts(program, *args)["mask"]["pairs"] == 4 * 16 * 17 // 2
+    found = facts(program, SPECS / "document.attn", "--target", "sm_90", "--shape", "batch=3,q_len=1000,k_len=1000")
+    assert found["mask"]["tables"] and found["mask"]["pairs"] is None
+    for table in found["mask"]["tables"]:
+        tile = found["plan"]["tile_q" if table["axis"] == "q" else "tile_k"]
+        assert table["bytes"] == 4 * 3 * -(-1000 // tile) and table["over"] == ["b"]
 
 
 def test_warnings_in_plain_words(program):
