@@ -67,10 +67,18 @@ def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "opaque": list(proved.opaque),
         "class_tests": visits.may is not None or visits.must is not None,
         "segments": {"masked": len(visits.masked), "full": len(visits.full)},
-        "tables": [
-            {"name": s.name, "axis": s.axis, "reduce": s.reduce, "over": list(s.over)} for s in visits.summaries
-        ],
+        "tables": [_table(s, planned) for s in visits.summaries],
     }
+
+
+def _table(summary: Summary, planned: Planned) -> dict[str, Any]:
+    """A table that is made before the kernel, and its bytes in this call: four for each tile."""
+    shape, plan = planned.shape, planned.choice.plan
+    length, tile = (shape.q_len, plan.tile_q) if summary.axis == "q" else (shape.k_len, plan.tile_k)
+    extents = {"b": shape.batch, "h": shape.heads, "h_kv": shape.kv_heads}
+    size = 4 * -(-length // tile) * prod(extents[axis] for axis in summary.over)
+    facts = {"name": summary.name, "axis": summary.axis, "reduce": summary.reduce, "over": list(summary.over)}
+    return {**facts, "bytes": size}
 
 
 def io_facts(planned: Planned, visited: int | None) -> dict[str, Any]:
