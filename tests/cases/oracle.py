@@ -1,0 +1,48 @@
+"""Float64 answers for the cases, in numpy, from inputs that any language can make: nothing here comes from attncc."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def inputs(shape: tuple[int, ...], seed: int) -> Array:
+    """Multiples of 1/64 between -1 and 1, exact in every 16-bit type: the fraction of a fast sine, rounded."""
+    wave = np.sin(np.arange(np.prod(shape, dtype=np.int64), dtype=np.float64) * 12.9898 + seed * 78.233) * 43758.5453
+    return (np.round((2 * (wave - np.floor(wave)) - 1) * 64) / 64).reshape(shape)
+
+
+def qkv(batch: int, heads: int, kv_heads: int, rows: int, keys: int, head: int, head_v: int = 0) -> tuple[Array, ...]:
+    """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], by seeds 1, 2 and 3."""
+    q, k = inputs((batch, heads, rows, head), 1), inputs((batch, kv_heads, keys, head), 2)
+    return q, k, inputs((batch, kv_heads, keys, head_v or head), 3)
+
+
+def attention(q: Array, k: Array, v: Array, keep, *, scale=None, score=None, sink=None) -> tuple[Array, Array]:
+    """Output [B, H, Q, D_v] and lse [B, H, Q]. `keep` broadcasts to [B, H, Q, K]; `sink` [H] joins the sum alone."""
+    group = q.shape[1] // k.shape[1]
+    s = q @ np.repeat(k, group, 1).swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = s if score is None else score(s)
+    s = np.where(np.broadcast_to(keep, s.shape), s, -np.inf)
+    sinks = np.full((*s.shape[:3], 1), -np.inf) if sink is None else np.broadcast_to(
+        np.reshape(sink, (1, -1, 1, 1)), (*s.shape[:3], 1))  # fmt: skip
+    whole = np.concatenate([s, sinks], -1)
+    top = whole.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    weights = np.exp(whole - top)
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+    p = np.divide(weights[..., :-1], total, out=np.zeros_like(s), where=total > 0)
+    return p @ np.repeat(v, group, 1), lse
+
+
+def causal(rows: int, keys: int, align: str = "end") -> NDArray[np.bool_]:
+    """Which keys each row sees, [Q, K]."""
+    return np.tri(rows, keys, keys - rows if align == "end" else 0, dtype=bool)
+
+
+def l1(x: Array) -> float:
+    return float(np.abs(x[np.isfinite(x)]).sum())
