@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attncc.analysis.terms import Term
+    from attncc.analysis.terms import Algebra, Term
 
 Range = tuple["int | None", "int | None"]  # inclusive; None is unbounded
 ANY: Range = (None, None)
@@ -48,34 +48,31 @@ def _var(e: Term) -> Range:
 
 
 def _sum(e: Term) -> Range:
-    low, high = _termwise(e)
-    return _related(e, -1) if low is None else low, _related(e, 1) if high is None else high
+    parts, c = e.affine
+    return _reach(parts, c, -1, e.home), _reach(parts, c, 1, e.home)
 
 
-def _termwise(e: Term) -> Range:
-    if e.op != "sum":
-        return numeric(e)
-    low = high = e.val[1]
-    for c, t in zip(e.val[0], e.args):
-        a, b = numeric(t)
-        if c < 0:
-            a, b = b, a
-        low = None if low is None or a is None else low + c * a
-        high = None if high is None or b is None else high + c * b
-    return low, high
-
-
-def _related(e: Term, side: int) -> int | None:
-    """The bound of a sum on one side, where replacing variables by their own affine bounds gives one."""
-    facts = e.home.facts
-    for c, t in zip(e.val[0], e.args) if e.op == "sum" else ():
-        bound = (facts.above if c * side > 0 else facts.below).get(t.val) if t.op == "var" else None
+def _reach(parts: dict[Term, int], c: int, side: int, home: Algebra) -> int | None:
+    """The bound of a sum on one side: of its terms one by one, or a variable is replaced by its own affine bound."""
+    total: int | None = c
+    for t, v in parts.items():
+        ends = numeric(t)
+        end = ends[1] if v * side > 0 else ends[0]
+        if end is None:
+            total = None
+            break
+        total = total + v * end if total is not None else None
+    if total is not None:
+        return total
+    for t, v in parts.items():
+        bound = (home.facts.above if v * side > 0 else home.facts.below).get(t.val) if t.op == "var" else None
         if bound is None:
             continue
-        parts = {e.home.var(n): v for n, v in bound[0].items()}
-        other = e - c * t + c * e.home.sum_of(parts, bound[1])
-        found = _termwise(other)[side > 0]
-        found = _related(other, side) if found is None else found
+        other = {k: x for k, x in parts.items() if k is not t}
+        for name, factor in bound[0].items():
+            k = home.var(name)
+            other[k] = other.get(k, 0) + v * factor
+        found = _reach({k: x for k, x in other.items() if x}, c + v * bound[1], side, home)
         if found is not None:
             return found
     return None

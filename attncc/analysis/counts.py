@@ -129,9 +129,9 @@ class _Rows:
             around = key_residue(e)
             if around is None:
                 return None
-            one = tuple(self._value(x, env, n) for x in around)
-            ok &= (one[2] >= 0) & (one[2] <= one[3]) & (one[3] < one[0])
-            found = _both(found, one)  # type: ignore[arg-type]
+            period, shift, r1, r2, valid = (self._value(x, env, n) for x in around)
+            ok &= valid.astype(bool)
+            found = _both(found, (period, shift, r1, r2))
             if found is None:
                 return None
         return low, np.where(ok, high, low - 1), found
@@ -150,25 +150,26 @@ class _Rows:
         return np.concatenate(counts)
 
 
-def key_residue(e: Term) -> tuple[Term, Term, Term, Term] | None:
-    """n, z, r1, r2 where the atom says r1 <= (k + z) % n <= r2."""
+def key_residue(e: Term) -> tuple[Term, Term, Term, Term, Term] | None:
+    """n, z, r1, r2, valid where the atom says valid and r1 <= (k + z) % n <= r2."""
     home = e.home
-    other = home.node("eq0", e.args) if e.op == "ne0" else e
-    split = residue(other, lambda t: "k" in t.free)
+    split = residue(home.node("eq0", e.args) if e.op == "ne0" else e, lambda t: "k" in t.free)
     if split is None:
         return None
     x, n, r1, r2 = split
-    parts, _ = x.affine
+    valid = r1.le(r2) & r1.ge(0) & r2.lt(n)
     k = home.var("k")
-    factor = parts.get(k, 0)
+    factor = x.affine[0].get(k, 0)
     z = x - factor * k
     if abs(factor) != 1 or "k" in z.free or "k" in n.free:
         return None
     if factor < 0:  # (z - k) % n in [r1, r2] is (k - z + r2) % n in [0, r2 - r1]
         z, r1, r2 = r2 - z, home.const(0), r2 - r1
-    if e.op == "ne0":  # != r is (k + z - r - 1) % n in [0, n - 2]
-        z, r1, r2 = z - r1 - 1, home.const(0), n - 2
-    return n, z, r1, r2
+    if e.op != "ne0":
+        return n, z, r1, r2, valid
+    # != r is (k + z - r - 1) % n in [0, n - 2]; what no remainder equals holds for every key: n = 1
+    n = home.where(valid, n, 1)
+    return n, z - r1 - 1, home.const(0), home.where(valid, n - 2, 0), home.true
 
 
 def _both(a: Residue | None, b: Residue | None) -> Residue | None:

@@ -171,17 +171,39 @@ def _compare(op: str, x: Term, y: Term) -> Term:
 
 
 def nonnegative(e: Expr, spec: AttentionSpec, lets: tuple[tuple[str, Expr], ...] = ()) -> bool:
-    """Is the int expression proved to be at least 0? True is a proof for every call; False means unknown.
+    """Is the int expression proved to be at least 0? True is a proof for every call; False means unknown."""
+    return at_least(e, 0, spec, lets)
+
+
+def at_least(e: Expr, bound: int, spec: AttentionSpec, lets: tuple[tuple[str, Expr], ...] = ()) -> bool:
+    """Is the int expression proved to be at least `bound`, for every call? For more than one question see Prover."""
+    return Prover(spec, lets).at_least(e, bound)
+
+
+class Prover:
+    """Answers about the int expressions of one spec. True is a proof for every call; False means unknown.
 
     Names of `lets` (those of Visits) stand for their values; `first`, `last`, `tile` may be of a tile of either side.
     """
-    for outer in ("q", "k"):
-        lift = Lift(spec, Algebra(spec_facts(spec, outer)))
-        known = {name: lift(value) for name, value in lets}
-        low = numeric(_put(lift(e), known))[0]
-        if low is None or low < 0:
-            return False
-    return True
+
+    def __init__(self, spec: AttentionSpec, lets: tuple[tuple[str, Expr], ...] = ()) -> None:
+        self._sides: list[tuple[Lift, dict[str, Term]]] = []
+        for outer in ("q", "k"):
+            lift = Lift(spec, Algebra(spec_facts(spec, outer)))
+            known: dict[str, Term] = {}
+            for name, value in lets:
+                known[name] = _put(lift(value), known)
+            self._sides.append((lift, known))
+
+    def at_least(self, e: Expr, bound: int) -> bool:
+        for lift, known in self._sides:
+            low = numeric(_put(lift(e), known))[0]
+            if low is None or low < bound:
+                return False
+        return True
+
+    def nonnegative(self, e: Expr) -> bool:
+        return self.at_least(e, 0)
 
 
 def _put(e: Term, values: Mapping[str, Term]) -> Term:

@@ -145,10 +145,11 @@ class Solver:
         return None, None
 
     def _ordered(self, t: Term) -> bool:
-        """A sorted tensor read at x itself, the rest of the indices free of positions."""
-        last = t.args[-1]
-        plain = last.op == "var" and last.val == self.x and not any(a.on for a in t.args[:-1])
-        return self.search and plain and t.val in t.home.facts.sorted
+        """A sorted tensor over just the positions x, read at x itself, the other indices free of positions."""
+        facts, last = t.home.facts, t.args[-1]
+        if not self.search or t.val not in facts.sorted or facts.extents[t.val][-1] != LENGTHS[self.x]:
+            return False
+        return last.op == "var" and last.val == self.x and not any(a.on for a in t.args[:-1])
 
     def _first(self, t: Term, value: Term) -> Term:
         """The first x with T[.., x] >= value, the length where there is none."""

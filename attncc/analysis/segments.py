@@ -71,6 +71,13 @@ def longest(ranges: Ranges, n: int) -> Ranges:
     return [(a, b) for _, a, b in best]
 
 
+def cover(ranges: Ranges, most: Term) -> tuple[Term, Term]:
+    """One range around all; `most` is at least every end. Empty ones are [0, 0), here and there."""
+    home = most.home
+    end = home.most(*(b for _, b in ranges))
+    return home.least(end, *(home.where(a.lt(b), a, most) for a, b in ranges)), end
+
+
 def hull(ranges: Ranges, n: int, most: Term) -> tuple[Ranges, bool]:
     """At most n (1 or 2) ranges that cover all, split at the widest gap, and whether that took in more.
 
@@ -80,7 +87,7 @@ def hull(ranges: Ranges, n: int, most: Term) -> tuple[Ranges, bool]:
         return ranges, False
     home = most.home
     last = ranges[-1][1]
-    first = home.least(last, *(home.where(a.lt(b), a, most) for a, b in ranges))
+    first, _ = cover(ranges, most)
     if n == 1:
         return [(first, last)], True
     widest, left, right = home.const(0), first, first

@@ -11,10 +11,12 @@ from attncc.analysis.interval import Domain, Unbounded, reads, residue
 from attncc.analysis.lift import AXES, LENGTHS, Lift, spec_facts
 from attncc.analysis.normal import Clause, Solver, merged, ordered
 from attncc.analysis.rows import always
-from attncc.analysis.segments import Ranges, fuse, hull, longest, subtract, union
+from attncc.analysis.segments import Ranges, cover, fuse, hull, longest, subtract, union
 from attncc.analysis.terms import Algebra, Term, sure_le
 from attncc.analysis.words import opaque_parts
 from attncc.ir import AttentionSpec, Expr, Segment, Visits
+
+KEPT_APART = 3  # ranges of alternatives; what there is beyond is taken together
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ def _many_ranges(
     home, t = f.algebra, f.size
     parts: Ranges = []
     whole: Ranges = []
-    for may, must in spans:
+    for may, must in sorted(spans, key=lambda s: s[1].ok is home.false):  # those that hold full tiles first
         begin, end = may.low // t, home.ceiling(may.stop, t)
         ok = may.ok & may.low.lt(may.stop)
         if may.tiles is not None:
@@ -262,8 +264,13 @@ def _many_ranges(
             whole.append((home.where(ok, low, 0), home.where(ok, stop, 0)))
     if not parts:
         return (), (), False
-    kept, widened = hull(union(parts), most, home.ceiling(f.length, t))
-    full = _full_ranges(whole, f, most) if whole else []
+    tiles = home.ceiling(f.length, t)
+    wide = len(parts) > KEPT_APART
+    if wide:
+        parts = [*parts[: KEPT_APART - 1], cover(parts[KEPT_APART - 1 :], tiles)]
+    kept, widened = hull(union(parts), most, tiles)
+    widened |= wide
+    full = _full_ranges(whole[:KEPT_APART], f, most) if whole else []
     masked = subtract(kept, full) if full else kept
     everything = masked + full
     emitter.share([e for r in everything for e in r])

@@ -119,8 +119,9 @@ class _Ranges:
         return self._checked(e, result) if e.type == "int" else result
 
     def _checked(self, e: Expr, result: Pair) -> Pair:
-        low, high = WIDE if self._is_wide(e) else NARROW
-        if not low <= result[0] <= result[1] <= high:
+        if self._is_wide(e):  # as wide as integers get
+            return max(result[0], WIDE[0]), min(result[1], WIDE[1])
+        if not NARROW[0] <= result[0] <= result[1] <= NARROW[1]:
             raise _Overflow
         return result
 

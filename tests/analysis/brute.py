@@ -114,7 +114,7 @@ def walk(
 
 
 def by_tiles(dense: np.ndarray, size: int, inner: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which tiles hold a kept pair, and which only kept pairs (rows past the end count as kept, keys past it do not)."""
+    """Which tiles hold a kept pair, and which only kept pairs (rows behind the end count as kept, keys do not)."""
     n, m = dense.shape
     padded = np.zeros((-(-n // size) * size, -(-m // inner) * inner), bool)
     padded[:n, :m] = dense

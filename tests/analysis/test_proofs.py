@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from brute import environment, programs
-from corpus import B, HEADS, MASKS, SHAPES, Mask
+from contents import HEADS, B
+from corpus import MASKS, SHAPES, Mask
 from spelling import Table, grid, spec_of
 
 from attncc.analysis import balance, empty_row_count, evaluate, kept_pairs, prove, tile_counts
