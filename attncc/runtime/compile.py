@@ -69,15 +69,8 @@ def load_module(source: Path) -> ModuleType:
 
 def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, aligned: bool = True) -> Any:
     """Triton's CompiledKernel of `kernel` (a JITFunction) for `plan.target`; nothing is loaded or launched."""
-    constants: dict[str, int] = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
-    hints: dict[tuple[int, ...], list[list[object]]] = {}
-    signature = {}
-    for i, a in enumerate(args):
-        if aligned and a.kind == "last_stride":
-            constants[a.name] = 1  # the launcher's own rule: an int that is 1 becomes a constant
-        elif aligned and a.owner in ("call", "output") and a.kind in ("pointer", "stride"):
-            hints[(i,)] = [["tt.divisibility", ALIGNED]]
-        signature[a.name] = "constexpr" if a.name in constants else a.type
+    signature, constants, divisible = specialization(args, plan, aligned)
+    hints = {(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(signature) if name in divisible}
     source = ASTSource(kernel, signature, constants, hints)
     options: dict[str, int] = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.max_registers:
@@ -88,6 +81,25 @@ def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, align
         where = f"tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps on {plan.target}"
         why = (str(fault).strip() or type(fault).__name__).splitlines()[-1]
         raise PlanError(f"Triton {triton.__version__} does not compile {kernel.__name__} ({where}): {why}") from fault
+
+
+def specialization(
+    args: Sequence[Argument], plan: KernelPlan, aligned: bool
+) -> tuple[dict[str, str], dict[str, int], frozenset[str]]:
+    """What a launch would make of the arguments: types by name, values of constants, names of multiples of 16.
+
+    Aligned: last strides are 1, which Triton bakes in, and all addresses and other strides of the call are multiples.
+    What the launcher allocates is aligned in any case, and parameters are taken to be contiguous.
+    """
+    constants = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
+    constants |= {a.name: 1 for a in args if a.kind == "last_stride" and (aligned or a.owner == "parameter")}
+    signature = {a.name: "constexpr" if a.name in constants else a.type for a in args}
+    if not aligned:
+        signature |= {a.name: "i32" for a in args if a.kind == "last_stride" and a.name not in constants}  # undeclared
+    divisible = {a.name for a in args if a.owner in ("output", "tables") and a.kind == "pointer"}
+    if aligned:
+        divisible |= {a.name for a in args if a.owner == "call" and a.kind in ("pointer", "stride")}
+    return signature, constants, frozenset(divisible)
 
 
 def measure(compiled: Any, name: str, plan: KernelPlan, aligned: bool) -> Resources:
