@@ -60,7 +60,7 @@ def _node(e: Expr, args: list[Tensor], env: Env) -> Tensor:
     if isinstance(e, Const):
         return torch.tensor(e.value, dtype=DTYPES[e.type])
     if isinstance(e, Var):
-        return torch.as_tensor(env.values[e.name]).detach().to("cpu", DTYPES[e.type])
+        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device="cpu").detach()
     if isinstance(e, Read):
         return _read(e, args, env)
     return OPERATIONS[e.op](*args)
