@@ -11,7 +11,11 @@ from attncc.codegen.printer import BIT_AND, SUM
 from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tile_names
 from attncc.ir import names as names_of
 
-LOCAL = {"tile": "mine", "inner_tile": "lane", "first": "first_row", "last": "last_row"}  # what the template calls them
+# What the templates call them, by the side whose tiles a program owns.
+LOCAL = {
+    "q": {"tile": "mine", "inner_tile": "lane", "first": "first_row", "last": "last_row"},
+    "k": {"tile": "mine", "inner_tile": "lane", "first": "first_key", "last": "last_key"},
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,10 @@ class VisitsView:
     remark: str = ""
 
 
-def local_names(spec: AttentionSpec) -> dict[str, str]:
+def local_names(spec: AttentionSpec, outer: str = "q") -> dict[str, str]:
     """What the templates call the names that visits use for a tile."""
     called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
-    return {called[name]: LOCAL.get(name, name) for name in TILE_NAMES}
+    return {called[name]: LOCAL[outer].get(name, name) for name in TILE_NAMES}
 
 
 def first_tile(visits: Visits) -> Visits:
@@ -70,8 +74,9 @@ def first_tile(visits: Visits) -> Visits:
 
 def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
-    lowering.names |= local_names(lowering.spec)
-    called = {local: name for name, local in local_names(lowering.spec).items()}
+    local = local_names(lowering.spec, visits.outer)
+    lowering.names |= local
+    ends = {name for name, called in local.items() if called in (LOCAL[visits.outer][n] for n in ("first", "last"))}
     lines: list[str] = []
     before = lowering.take("program")
 
@@ -104,7 +109,7 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
-        lines=tuple(lines), bounds=bool(used & {called["first_row"], called["last_row"]}), loops=tuple(walks),
+        lines=tuple(lines), bounds=bool(used & ends), loops=tuple(walks),
         jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
         full=walks.get("full"), tested=tested,
