@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
 from attncc.codegen import launch
+from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import environment
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, terms
@@ -16,12 +17,16 @@ from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import BIT_AND, TERM
+from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
 
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
 SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
+
+
+TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,13 @@ class KernelView:
     safe: str
     visits: VisitsView
     tables: TablesView | None
+    check: DenseCheck
+    check_helpers: list[str]
+    check_arguments: str
+    elsewhere: str  # true where the target's hardware is not there
+    target: str
+    torch_dtype: str
+    tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -99,16 +111,32 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     if resources is not None:
         spills = f"{resources.spills} spills" if resources.spills else "no spills"
         took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
-    name = file_name(spec.name, plan)
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
+    means = "TMA" if plan.loads == "descriptor" else "pointers"
+    reference = "the first tiles'" if plan.reference == "first_tile" else "the running"
+    made, checked = f"attncc build {spec.name}.attn --target {plan.target}", f"python {file_name(spec.name, plan)}"
     return (
-        *text.strip().splitlines(), "",
-        f"forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
-        f"K and V by {plan.loads}",
-        f"{plan.target}, {plan.dtype}, {sizes}{took}",
-        "HBM: Q and Out once; K and V once for each tile of rows that sees them. A row that sees nothing: 0, lse -inf.",
-        f"made by: attncc build {spec.name}.attn --target {plan.target}     checked by: python {name}",
-    )  # fmt: skip
+        *comment(text),
+        f"# forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
+        f"K and V by {means} · {reference} maximum",
+        f"# {plan.target}, {plan.dtype}, {sizes}{took}",
+        "# HBM: Q and Out once, K and V once for each tile of rows that sees them. A row without keys gives 0, lse -inf.",
+        f"# made by: {made}     checked by: {checked}",
+    )
+
+
+def call_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
+    """The parameters of the file's own call, tensors on its device."""
+    return "".join(f", {names[p.name]}={names[p.name]}{'.to(device)' if p.is_tensor else ''}" for p in spec.params)
+
+
+def elsewhere(target: str) -> str:
+    """A condition of Python that holds where the hardware of `target` is not there."""
+    none = "not torch.cuda.is_available()"
+    if target.startswith("gfx"):
+        return f'{none} or "{target}" not in torch.cuda.get_device_properties(0).gcnArchName'
+    digits = target.removeprefix("sm_")
+    return f"{none} or torch.version.hip or torch.cuda.get_device_capability() != ({digits[:-1]}, {digits[-1]})"
 
 
 def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
@@ -149,6 +177,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide = plan.int_bits == 64
+    check = dense_check(prepared(spec), names)
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan),
         softmax="online", kv=plan.loads, seq="fixed", align=spec.align, resident_bytes=plan.resident_bytes,
@@ -167,7 +196,10 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         key_mask=key_mask,
         mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
-        helpers=frozenset(lowering.printer.helpers),
+        helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
+        check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
+        torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
+        tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
     )  # fmt: skip
 
 

@@ -1,0 +1,125 @@
+"""What a generated file checks itself against: the spec's expressions over all pairs at once, in float64."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from attncc.codegen.cpu_lower import CpuLowering, expressions
+from attncc.codegen.printer import ATOM
+from attncc.ir import AttentionSpec, Param, names
+
+HELPER_ORDER = (
+    "copy", "not_finite", "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan", "where", "floor",
+    "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt",
+)  # fmt: skip
+BARE = {
+    "copy",
+    "not_finite",
+    "tensor",
+    "real",
+    "read",
+    "read_bit",
+    "element",
+    "tile_ends",
+    "tile_scan",
+}  # these call no `tensor`
+SIZES = {"b": 2, "h": 4, "h_kv": 2, "row": 300, "k": 331}  # of the file's own check; the template has them too
+TORCH_TYPES = {
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
+    "f16": "float16", "bf16": "bfloat16", "f32": "float32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DenseCheck:
+    """Finished lines for the templates' self-checks."""
+
+    samples: list[str]  # parameters, drawn
+    arguments: str  # of the call
+    position: str
+    lines: list[str]  # to want and want_lse
+    helpers: frozenset[str]  # functions of cpu/helpers.jinja that the lines call
+
+
+def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
+    """`spec` as cpu_lower.prepared gives it, `spelled` the names of its parameters and free axes."""
+    low = CpuLowering(spec, spelled)
+    lines = [*free_axes(spec, spelled), *_dense(low)]
+    return DenseCheck(
+        samples=[f"{spelled[p.name]} = {_sample(p)}" for p in spec.params],
+        arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
+        position="row + (k_len - q_len)" if spec.align == "end" else "row",
+        lines=lines,
+        helpers=frozenset(low.printer.helpers),
+    )
+
+
+def in_order(helpers: Collection[str]) -> list[str]:
+    """Helpers with those that they call, in the order of HELPER_ORDER."""
+    more = {"tensor"} if set(helpers) - BARE else set()
+    more |= {"read"} if "read_bit" in helpers else set()
+    return [h for h in HELPER_ORDER if h in {*helpers, *more}]
+
+
+def comment(text: str) -> list[str]:
+    """The spec as a comment. Whatever it holds stays inside: no line end and no control character gets through."""
+    lines = [re.sub(r"[^\t\x20-\x7e\xa1-\u2027\u202a-\ud7ff]", "?", t).rstrip() for t in text.strip().splitlines()]
+    coding = any(re.search(r"coding[:=]", t) for t in lines[:2])  # Python would take it for the file's encoding
+    return [
+        *(["# -*- coding: utf-8 -*-"] if coding else []),
+        *(f"# {t}".rstrip() for t in lines),
+        *(["#"] if lines else []),
+    ]
+
+
+def free_axes(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:
+    """A line for each free axis whose extent is read: taken from the first tensor that has it."""
+    used = {n for e in expressions(spec) for n in names(e)}
+    used |= {str(p.axes[-1]) for p in spec.tensors if p.element == "bit"}
+    lines = []
+    for axis in (a for a in spec.free_axes if a in used):
+        owner = next(p for p in spec.tensors if axis in p.axes)
+        at = owner.axes.index(axis)
+        words = " * 32" if owner.element == "bit" and at == len(owner.axes) - 1 else ""
+        lines.append(f"{spelled[axis]} = {spelled[owner.name]}.shape[{at}]{words}")
+    return lines
+
+
+def _dense(low: CpuLowering) -> list[str]:
+    """The file's own check: the same expressions over all pairs at once."""
+    scale, pair = low.scale(ATOM), low.scores()
+    sink = None if low.sink is None else low.number(low.sink, low.row)
+    weight, mask = low.weight(pair), low.masks()
+    lse = "torch.logsumexp(s, -1, keepdim=True)"
+    return [
+        *low.program,
+        *low.row,
+        f"s = Q.double() @ K.double().repeat_interleave(group, 1).mT * {scale}",
+        *pair,
+        *mask,
+        f"want_lse = {lse}" if sink is None else f"want_lse = torch.logaddexp({lse}, {sink})",
+        "p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))",
+        *weight,
+        "want = p @ V.double().repeat_interleave(group, 1)",
+    ]
+
+
+def _sample(p: Param) -> str:
+    """A value of the right kind for the file's own check, as Python text."""
+    if not p.is_tensor:
+        if p.type == "int":  # small enough for a window to leave something out
+            return repr(7 if p.default is None else min(int(p.default), 100))
+        return "1.5" if p.default is None else repr(p.default)
+    shape = [a if isinstance(a, int) else SIZES.get(a, 16) for a in p.axes]
+    if p.element == "bit":
+        shape[-1] = -(-shape[-1] // 32)
+        return f"torch.randint(-(2**31), 2**31, {tuple(shape)}, dtype=torch.int32)"
+    if p.element == "bool":
+        return f"torch.rand({tuple(shape)}) < 0.7"
+    kind = f"torch.{TORCH_TYPES[p.element or '']}"
+    if p.type == "float":
+        return f"torch.rand({tuple(shape)}).to({kind})"
+    drawn = f"torch.randint(0, 100, {tuple(shape)}).to({kind})"
+    return f"{drawn}.sort(-1).values" if p.sorted else drawn

@@ -1,0 +1,283 @@
+# attention block_sparse(blocks: bool[h, q_blocks, k_blocks]) {
+#     mask blocks[h, q // 64, k // 64] and k <= q
+# }
+#
+# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the running maximum
+# sm_90, bf16, head size 128: 128 registers, 880 spills, 104 KB of shared memory
+# HBM: Q and Out once, K and V once for each tile of rows that sees them. A row without keys gives 0, lse -inf.
+# made by: attncc build block_sparse.attn --target sm_90     checked by: python block_sparse_forward_sm_90.py
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+
+
+@triton.jit
+def load(pointers, inside, guarded: tl.constexpr):
+    """A tile of a tensor, 0 outside it; where all of it lies inside, nothing is compared."""
+    if guarded:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def floor_div(a, b):
+    return a // b - tl.where(a % b < 0, 1, 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "q_tiles", "k_tiles", "q_blocks", "k_blocks"
+    ],
+    do_not_specialize_on_alignment=[
+        "blocks", "stride_blocks_0", "stride_blocks_1", "stride_blocks_2"
+    ],
+)
+def block_sparse_forward_scans(
+    blocks, Tables,
+    stride_blocks_0: "i64", stride_blocks_1: "i64", stride_blocks_2,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    q_blocks: "i32", k_blocks: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- where among the tiles of keys something holds for one tile of rows: the first, behind the last, how many
+    slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
+    b, h = 0, slab
+    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    q = row + (k_len - q_len)
+    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    Tables += slab.to(tl.int64) * (5 * q_tiles)
+    first_1 = k_tiles
+    stop_1 = 0
+    first_2 = k_tiles
+    stop_2 = 0
+    count_2 = 0
+    for lane_base in range(0, k_tiles, 128):
+        lane = lane_base + tl.arange(0, 128)
+        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(first_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(first_row + k_len - q_len, 64)) & (floor_div(first_row + k_len - q_len, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(first_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(first_row + k_len - q_len, 64)) & (floor_div(first_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        holds = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(first_row + k_len - q_len, 64) + 2 <= floor_div(last_row + k_len - q_len, 64)) | (inner_first // 64 + 2 <= inner_last // 64))
+        first_1 = tl.minimum(first_1, tl.min(tl.where(holds, lane, k_tiles)))
+        stop_1 = tl.maximum(stop_1, tl.max(tl.where(holds, lane + 1, 0)))
+        holds = (lane < k_tiles) & (floor_div(last_row + k_len - q_len, 64) <= floor_div(first_row + k_len - q_len, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___
+        first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
+        stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
+        count_2 += tl.sum(holds.to(tl.int32))
+    tl.store(Tables + mine, first_1)
+    tl.store(Tables + q_tiles + mine, stop_1)
+    tl.store(Tables + 2 * q_tiles + mine, first_2)
+    tl.store(Tables + 3 * q_tiles + mine, stop_2)
+    tl.store(Tables + 4 * q_tiles + mine, count_2)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "together", "q_tiles", "k_tiles", "q_blocks", "k_blocks"
+    ],
+    do_not_specialize_on_alignment=[
+        "blocks", "stride_blocks_0", "stride_blocks_1", "stride_blocks_2"
+    ],
+)
+def block_sparse_forward(
+    Q, K, V, Out, Lse, blocks, Tables,
+    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
+    stride_blocks_0: "i64", stride_blocks_1: "i64", stride_blocks_2,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    q_blocks: "i32", k_blocks: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- which rows are mine, and where they stand on the key axis (align end)
+    tiles = tl.cdiv(q_len, TILE_Q)
+    group_start = tl.program_id(0) // (together * tiles) * together
+    group_size = tl.minimum(b_len * h_len - group_start, together)
+    inside = tl.program_id(0) - group_start * tiles
+    head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
+    b, h = head // h_len, head % h_len
+    h_kv = h // group
+    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    q = row + (k_len - q_len)
+    d = tl.arange(0, 128).to(tl.int64)
+    Q += b * stride_qb + h * stride_qh
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+    scale = 0.08838834764831845 * LOG2E
+
+    # ---- the key tiles that these rows see
+    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    Tables += h.to(tl.int64) * (5 * q_tiles)
+    blocks_q_first = tl.load(Tables + mine)
+    begin = blocks_q_first
+    q_high = last_row + k_len - q_len
+    blocks_q_stop = tl.load(Tables + q_tiles + mine)
+    end = tl.minimum(blocks_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
+    blocks_q_first_2 = tl.load(Tables + 2 * q_tiles + mine)
+    full_begin = tl.minimum(blocks_q_first_2, end)
+    q_low = first_row + k_len - q_len
+    blocks_q_count = tl.load(Tables + 4 * q_tiles + mine)
+    blocks_q_stop_2 = tl.load(Tables + 3 * q_tiles + mine)
+    full_end = tl.maximum(full_begin, tl.where(blocks_q_first_2 + blocks_q_count == blocks_q_stop_2, tl.minimum(blocks_q_stop_2, tl.maximum(q_low + 1, 0) // TILE_K), 0))
+    masked_0 = tl.maximum(full_begin - begin, 0)
+    masked_1 = masked_0 + tl.maximum(end - full_end, 0)
+
+    # ---- online softmax: running maximum, running sum, output
+    m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
+    l = tl.zeros([TILE_Q, 1], tl.float32)
+    out = tl.zeros([TILE_Q, 128], tl.float32)
+    for masked in tl.static_range(1):  # every tile is whole
+        for tile in range(full_begin, full_end):
+            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+            key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+            s = tl.dot(query, key)
+            if masked:
+                blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q, 64) * stride_blocks_1 + tl.cast(k // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks), other=0)
+                keep = blocks_h & (k <= q) & (k < k_len)
+                s = tl.where(keep, s, float("-inf"))
+
+            m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
+            rescale = tl.exp2(m - m_new)
+            m, l = m_new, l * rescale
+            out *= rescale
+            p = tl.exp2(s * scale - m)
+            l += tl.sum(p, 1, keep_dims=True)
+            value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+            out = tl.dot(p.to(value.dtype), value, out)
+    for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
+        step = lane_base + tl.arange(0, 32)
+        lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
+        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h____ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        live = (step < masked_1) & (blocks_h_ | blocks_h__ | blocks_h___ | blocks_h____ | (floor_div(q_low, 64) + 2 <= floor_div(q_high, 64)) | (inner_first // 64 + 2 <= inner_last // 64)) & (inner_first <= q_high)
+        whole = live & (floor_div(q_high, 64) <= floor_div(q_low, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h_ & blocks_h__ & blocks_h___ & blocks_h____ & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
+        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+            if masked:
+                chosen = live & ~whole
+            else:
+                chosen = whole
+            rank = tl.cumsum(chosen.to(tl.int32))
+            for turn in range(tl.max(rank)):
+                tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
+                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                s = tl.dot(query, key)
+                if masked:
+                    blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q, 64) * stride_blocks_1 + tl.cast(k // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks), other=0)
+                    keep = blocks_h & (k <= q) & (k < k_len)
+                    s = tl.where(keep, s, float("-inf"))
+
+                m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
+                rescale = tl.exp2(m - m_new)
+                m, l = m_new, l * rescale
+                out *= rescale
+                p = tl.exp2(s * scale - m)
+                l += tl.sum(p, 1, keep_dims=True)
+                value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                out = tl.dot(p.to(value.dtype), value, out)
+
+    # ---- normalise once, at the end
+    divisor = tl.where(l > 0, l, 1.0)
+    out = out / divisor
+    lse = tl.where(l > 0, (m + tl.log2(l)) / LOG2E, float("-inf"))
+    at = head.to(tl.int64) * q_len + row
+    tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
+    tl.store(Lse + at, lse, row < q_len)
+
+
+def forward(q, k, v, *, blocks):
+    """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
+    lse [B, H, Q] in float32 (natural log)."""
+    (b_len, h_len, q_len, _), (h_kv_len, k_len) = q.shape, k.shape[1:3]
+    q_blocks = blocks.shape[1]
+    k_blocks = blocks.shape[2]
+    out = torch.empty((b_len, h_len, q_len, 128), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b_len, h_len, q_len), dtype=torch.float32, device=q.device)
+    group, programs = h_len // max(h_kv_len, 1), b_len * h_len * triton.cdiv(q_len, 128)
+    if programs == 0:
+        return out, lse
+    head_bytes = k_len * (128 + 128) * k.element_size()
+    together = group * max(25165824 // (head_bytes + 1), 1)  # heads whose K and V fit in L2
+    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 128), triton.cdiv(k_len, 64), h_len
+    tables = torch.empty(slabs * (5 * q_tiles), dtype=torch.int32, device=q.device)
+    block_sparse_forward_scans[(slabs * q_tiles,)](
+        blocks, tables,
+        blocks.stride(0), blocks.stride(1), blocks.stride(2),
+        q_len, k_len, b_len, h_len, group,
+        q_tiles, k_tiles,
+        q_blocks, k_blocks,
+        TILE_Q=128, TILE_K=64, num_warps=1,
+    )
+    for x in (k, v):
+        if x.stride(3) != 1 or any(s * x.element_size() % 16 or s == 0 for s in x.stride()[:3]) or x.data_ptr() % 16 or k_len == 0:
+            raise ValueError("TMA wants keys and values of at least one row, contiguous rows, and 16-byte-aligned strides")
+    block_sparse_forward[(programs,)](
+        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
+        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, blocks, tables,
+        q.stride(0), q.stride(1), q.stride(2), q.stride(3),
+        blocks.stride(0), blocks.stride(1), blocks.stride(2),
+        q_len, k_len, b_len, h_len, group, together,
+        q_tiles, k_tiles,
+        q_blocks, k_blocks,
+        TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,
+    )
+    return out, lse
+
+
+def check():
+    """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
+
+    def read(table, *at):
+        """Elements of a table; 0 or false outside an axis."""
+        at = torch.broadcast_tensors(*map(torch.as_tensor, at))
+        inside = torch.ones_like(at[0], dtype=torch.bool)
+        for i, n in zip(at, table.shape):
+            inside &= (i >= 0) & (i < n)
+        if table.numel() == 0:
+            return torch.zeros_like(inside, dtype=table.dtype)
+        return table[tuple(i.clamp(0, n - 1) for i, n in zip(at, table.shape))].masked_fill(~inside, 0)
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+        print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
+        return 3
+    torch.manual_seed(0)
+    device = "cpu" if interpreted else "cuda"
+    kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
+    sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
+    Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
+    blocks = torch.rand((4, 16, 16)) < 0.7
+    out, lse = forward(Q.to(device), K.to(device), V.to(device), blocks=blocks.to(device))
+    out, lse = out.cpu(), lse.cpu()
+
+    (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64
+    batch, heads, rows, keys, group = slice(None), slice(None), slice(None), slice(None), H // H_kv
+    b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+    row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
+    q = row + (k_len - q_len)
+    s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
+    blocks_h = read(blocks, h, q // 64, k // 64)
+    keep = blocks_h & (k <= q)
+    s.masked_fill_(~keep, -torch.inf)
+    want_lse = torch.logsumexp(s, -1, keepdim=True)
+    p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))
+    want = p @ V.double().repeat_interleave(group, 1)
+    error = ((out - want).norm() / want.norm()).item()
+    lse_error = torch.where(lse == want_lse[..., 0], 0.0, lse - want_lse[..., 0]).abs().max().item()
+    print(f"output {error:.1e}, lse {lse_error:.1e} from float64")
+    return 0 if error < 1e-2 and lse_error < 1e-3 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(check())

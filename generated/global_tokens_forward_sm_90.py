@@ -1,0 +1,227 @@
+# attention global_tokens(side: int = 256, is_global: bool[b, k]) {
+#     mask  abs(q - k) <= side or is_global[b, k] or is_global[b, q]
+#     align start
+# }
+#
+# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the running maximum
+# sm_90, bf16, head size 128: 128 registers, 192 spills, 96 KB of shared memory
+# HBM: Q and Out once, K and V once for each tile of rows that sees them. A row without keys gives 0, lse -inf.
+# made by: attncc build global_tokens.attn --target sm_90     checked by: python global_tokens_forward_sm_90.py
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+
+
+@triton.jit
+def load(pointers, inside, guarded: tl.constexpr):
+    """A tile of a tensor, 0 outside it; where all of it lies inside, nothing is compared."""
+    if guarded:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "q_tiles", "k_tiles", "side"
+    ],
+    do_not_specialize_on_alignment=[
+        "is_global", "stride_is_global_0", "stride_is_global_1"
+    ],
+)
+def global_tokens_forward_tables(
+    is_global, Tables,
+    stride_is_global_0: "i64", stride_is_global_1,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    side: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- the least and greatest of what the mask reads, over one tile of keys
+    slab, tile = tl.program_id(0) // k_tiles, tl.program_id(0) % k_tiles
+    b, h = slab, 0
+    k = tile * TILE_K + tl.arange(0, TILE_K)
+    Tables += slab.to(tl.int64) * (2 * k_tiles) + tile
+    is_global_k = tl.load(is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1, mask=(k < k_len), other=0)
+    tl.store(Tables, tl.max(tl.where(k < k_len, tl.where(is_global_k, 1, 0), -2147483647)))
+    tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, tl.where(is_global_k, 1, 0), 2147483647)))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "together", "q_tiles", "k_tiles", "side"
+    ],
+    do_not_specialize_on_alignment=[
+        "is_global", "stride_is_global_0", "stride_is_global_1"
+    ],
+)
+def global_tokens_forward(
+    Q, K, V, Out, Lse, is_global, Tables,
+    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
+    stride_is_global_0: "i64", stride_is_global_1,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    side: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- which rows are mine, and where they stand on the key axis (align start)
+    tiles = tl.cdiv(q_len, TILE_Q)
+    group_start = tl.program_id(0) // (together * tiles) * together
+    group_size = tl.minimum(b_len * h_len - group_start, together)
+    inside = tl.program_id(0) - group_start * tiles
+    head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
+    b, h = head // h_len, head % h_len
+    h_kv = h // group
+    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    q = row
+    d = tl.arange(0, 128).to(tl.int64)
+    Q += b * stride_qb + h * stride_qh
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+    scale = 0.08838834764831845 * LOG2E
+    is_global_q = tl.load(is_global + b * stride_is_global_0 + tl.cast(q, tl.int64) * stride_is_global_1, mask=(q < k_len), other=0)
+    is_global_row = tl.load(is_global + b * stride_is_global_0 + tl.cast(row, tl.int64) * stride_is_global_1, mask=(row < k_len), other=0)
+    is_global_q_max_3 = tl.max(tl.where(row < q_len, tl.where(is_global_row, 1, 0), -2147483647))
+    is_global_q_min_3 = tl.min(tl.where(row < q_len, tl.where(is_global_row, 1, 0), 2147483647))
+
+    # ---- the key tiles that these rows see
+    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    Tables += b.to(tl.int64) * (2 * k_tiles)
+
+    # ---- online softmax: running maximum, running sum, output
+    m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
+    l = tl.zeros([TILE_Q, 1], tl.float32)
+    out = tl.zeros([TILE_Q, 128], tl.float32)
+    for lane_base in range(0, (k_len + TILE_K - 1) // TILE_K, 32):  # 32 tiles at a time are classed, one to a lane
+        step = lane_base + tl.arange(0, 32)
+        lane = step
+        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        is_global_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        is_global_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
+        live = (step < (k_len + TILE_K - 1) // TILE_K) & ((0 < is_global_k_max) | (tl.maximum(inner_first - last_row, tl.maximum(first_row - inner_last, 0)) <= side) | (0 < is_global_q_max_3))
+        whole = live & ((0 < is_global_k_min) | (tl.maximum(last_row - inner_first, inner_last - first_row) <= side) | (0 < is_global_q_min_3)) & (inner_first + TILE_K <= k_len)
+        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+            if masked:
+                chosen = live & ~whole
+            else:
+                chosen = whole
+            rank = tl.cumsum(chosen.to(tl.int32))
+            for turn in range(tl.max(rank)):
+                tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
+                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                s = tl.dot(query, key)
+                if masked:
+                    is_global_k = tl.load(is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1, mask=(k < k_len), other=0)
+                    keep = ((tl.abs(q - k) <= side) | is_global_k | is_global_q) & (k < k_len)
+                    s = tl.where(keep, s, float("-inf"))
+
+                m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
+                rescale = tl.exp2(m - m_new)
+                m, l = m_new, l * rescale
+                out *= rescale
+                p = tl.exp2(s * scale - m)
+                l += tl.sum(p, 1, keep_dims=True)
+                value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                out = tl.dot(p.to(value.dtype), value, out)
+
+    # ---- normalise once, at the end
+    divisor = tl.where(l > 0, l, 1.0)
+    out = out / divisor
+    lse = tl.where(l > 0, (m + tl.log2(l)) / LOG2E, float("-inf"))
+    at = head.to(tl.int64) * q_len + row
+    tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
+    tl.store(Lse + at, lse, row < q_len)
+
+
+def forward(q, k, v, *, side=256, is_global):
+    """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
+    lse [B, H, Q] in float32 (natural log)."""
+    (b_len, h_len, q_len, _), (h_kv_len, k_len) = q.shape, k.shape[1:3]
+    out = torch.empty((b_len, h_len, q_len, 128), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b_len, h_len, q_len), dtype=torch.float32, device=q.device)
+    group, programs = h_len // max(h_kv_len, 1), b_len * h_len * triton.cdiv(q_len, 128)
+    if programs == 0:
+        return out, lse
+    head_bytes = k_len * (128 + 128) * k.element_size()
+    together = group * max(25165824 // (head_bytes + 1), 1)  # heads whose K and V fit in L2
+    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 128), triton.cdiv(k_len, 64), b_len
+    tables = torch.empty(slabs * (2 * k_tiles), dtype=torch.int32, device=q.device)
+    global_tokens_forward_tables[(slabs * k_tiles,)](
+        is_global, tables,
+        is_global.stride(0), is_global.stride(1),
+        q_len, k_len, b_len, h_len, group,
+        q_tiles, k_tiles,
+        side,
+        TILE_Q=128, TILE_K=64, num_warps=1,
+    )
+    for x in (k, v):
+        if x.stride(3) != 1 or any(s * x.element_size() % 16 or s == 0 for s in x.stride()[:3]) or x.data_ptr() % 16 or k_len == 0:
+            raise ValueError("TMA wants keys and values of at least one row, contiguous rows, and 16-byte-aligned strides")
+    global_tokens_forward[(programs,)](
+        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
+        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, is_global, tables,
+        q.stride(0), q.stride(1), q.stride(2), q.stride(3),
+        is_global.stride(0), is_global.stride(1),
+        q_len, k_len, b_len, h_len, group, together,
+        q_tiles, k_tiles,
+        side,
+        TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,
+    )
+    return out, lse
+
+
+def check():
+    """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
+
+    def read(table, *at):
+        """Elements of a table; 0 or false outside an axis."""
+        at = torch.broadcast_tensors(*map(torch.as_tensor, at))
+        inside = torch.ones_like(at[0], dtype=torch.bool)
+        for i, n in zip(at, table.shape):
+            inside &= (i >= 0) & (i < n)
+        if table.numel() == 0:
+            return torch.zeros_like(inside, dtype=table.dtype)
+        return table[tuple(i.clamp(0, n - 1) for i, n in zip(at, table.shape))].masked_fill(~inside, 0)
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+        print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
+        return 3
+    torch.manual_seed(0)
+    device = "cpu" if interpreted else "cuda"
+    kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
+    sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
+    Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
+    side = 100
+    is_global = torch.rand((2, 331)) < 0.7
+    out, lse = forward(Q.to(device), K.to(device), V.to(device), side=side, is_global=is_global.to(device))
+    out, lse = out.cpu(), lse.cpu()
+
+    (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64
+    batch, heads, rows, keys, group = slice(None), slice(None), slice(None), slice(None), H // H_kv
+    b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+    row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
+    q = row
+    is_global_q = read(is_global, b, q)
+    s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
+    is_global_k = is_global[batch, None, None, keys]
+    keep = (abs(q - k) <= side) | is_global_k | is_global_q
+    s.masked_fill_(~keep, -torch.inf)
+    want_lse = torch.logsumexp(s, -1, keepdim=True)
+    p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))
+    want = p @ V.double().repeat_interleave(group, 1)
+    error = ((out - want).norm() / want.norm()).item()
+    lse_error = torch.where(lse == want_lse[..., 0], 0.0, lse - want_lse[..., 0]).abs().max().item()
+    print(f"output {error:.1e}, lse {lse_error:.1e} from float64")
+    return 0 if error < 1e-2 and lse_error < 1e-3 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(check())

@@ -1,0 +1,175 @@
+# attention softcap(cap: float = 50.0) {
+#     mask  k <= q
+#     score cap * tanh(s / cap)
+# }
+#
+# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
+# sm_90, bf16, head size 128: 128 registers, 48 spills, 96 KB of shared memory
+# HBM: Q and Out once, K and V once for each tile of rows that sees them. A row without keys gives 0, lse -inf.
+# made by: attncc build softcap.attn --target sm_90     checked by: python softcap_forward_sm_90.py
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+
+
+@triton.jit
+def load(pointers, inside, guarded: tl.constexpr):
+    """A tile of a tensor, 0 outside it; where all of it lies inside, nothing is compared."""
+    if guarded:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "together", "cap"
+    ],
+)
+def softcap_forward(
+    Q, K, V, Out, Lse,
+    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
+    cap: "fp32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- which rows are mine, and where they stand on the key axis (align end)
+    tiles = tl.cdiv(q_len, TILE_Q)
+    group_start = tl.program_id(0) // (together * tiles) * together
+    group_size = tl.minimum(b_len * h_len - group_start, together)
+    inside = tl.program_id(0) - group_start * tiles
+    head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
+    b, h = head // h_len, head % h_len
+    h_kv = h // group
+    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    q = row + (k_len - q_len)
+    d = tl.arange(0, 128).to(tl.int64)
+    Q += b * stride_qb + h * stride_qh
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+    scale = 0.08838834764831845
+
+    # ---- the key tiles that these rows see
+    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    q_high = last_row + k_len - q_len
+    end = (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
+    q_low = first_row + k_len - q_len
+    full_end = tl.maximum(q_low + 1, 0) // TILE_K
+    reference_tile = tl.maximum(full_end - 1, 0)
+
+    # ---- online softmax: running maximum, running sum, output
+    # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32
+    # has room for 2^±126: a row whose sum leaves the safe range is computed again with the running maximum.
+    for again in tl.static_range(2):
+        if tl.max(tl.where((l < 2.0**60) | (row >= q_len), 0, 1)) if again else True:
+            m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
+            l = tl.zeros([TILE_Q, 1], tl.float32)
+            out = tl.zeros([TILE_Q, 128], tl.float32)
+            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+                for tile in range(reference_tile if masked else 0, end if masked else reference_tile):
+                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                    key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                    s = tl.dot(query, key)
+                    s = s * scale
+                    s = cap * tanh(s / cap)
+                    if masked:
+                        keep = (k <= q) & (k < k_len)
+                        s = tl.where(keep, s, float("-inf"))
+
+                    if masked or again:
+                        m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * LOG2E)
+                        rescale = tl.exp2(m - m_new)
+                        m, l = m_new, l * rescale
+                        out *= rescale
+                    p = tl.exp2(s * LOG2E - m)
+                    l += tl.sum(p, 1, keep_dims=True)
+                    value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                    out = tl.dot(p.to(value.dtype), value, out)
+
+    # ---- normalise once, at the end
+    divisor = tl.where(l > 0, l, 1.0)
+    out = out / divisor
+    lse = tl.where(l > 0, (m + tl.log2(l)) / LOG2E, float("-inf"))
+    at = head.to(tl.int64) * q_len + row
+    tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
+    tl.store(Lse + at, lse, row < q_len)
+
+
+def forward(q, k, v, *, cap=50.0):
+    """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
+    lse [B, H, Q] in float32 (natural log)."""
+    (b_len, h_len, q_len, _), (h_kv_len, k_len) = q.shape, k.shape[1:3]
+    out = torch.empty((b_len, h_len, q_len, 128), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b_len, h_len, q_len), dtype=torch.float32, device=q.device)
+    group, programs = h_len // max(h_kv_len, 1), b_len * h_len * triton.cdiv(q_len, 128)
+    if programs == 0:
+        return out, lse
+    head_bytes = k_len * (128 + 128) * k.element_size()
+    together = group * max(25165824 // (head_bytes + 1), 1)  # heads whose K and V fit in L2
+    for x in (k, v):
+        if x.stride(3) != 1 or any(s * x.element_size() % 16 or s == 0 for s in x.stride()[:3]) or x.data_ptr() % 16 or k_len == 0:
+            raise ValueError("TMA wants keys and values of at least one row, contiguous rows, and 16-byte-aligned strides")
+    softcap_forward[(programs,)](
+        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
+        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse,
+        q.stride(0), q.stride(1), q.stride(2), q.stride(3),
+        q_len, k_len, b_len, h_len, group, together,
+        cap,
+        TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,
+    )
+    return out, lse
+
+
+def check():
+    """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
+
+    def tensor(x):
+        return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+
+    def tanh(x):
+        return torch.tanh(tensor(x))
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+        print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
+        return 3
+    torch.manual_seed(0)
+    device = "cpu" if interpreted else "cuda"
+    kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
+    sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
+    Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
+    cap = 50.0
+    out, lse = forward(Q.to(device), K.to(device), V.to(device), cap=cap)
+    out, lse = out.cpu(), lse.cpu()
+
+    (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64
+    batch, heads, rows, keys, group = slice(None), slice(None), slice(None), slice(None), H // H_kv
+    b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+    row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
+    q = row + (k_len - q_len)
+    s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
+    s = cap * tanh(s / cap)
+    keep = k <= q
+    s.masked_fill_(~keep, -torch.inf)
+    want_lse = torch.logsumexp(s, -1, keepdim=True)
+    p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))
+    want = p @ V.double().repeat_interleave(group, 1)
+    error = ((out - want).norm() / want.norm()).item()
+    lse_error = torch.where(lse == want_lse[..., 0], 0.0, lse - want_lse[..., 0]).abs().max().item()
+    print(f"output {error:.1e}, lse {lse_error:.1e} from float64")
+    return 0 if error < 1e-2 and lse_error < 1e-3 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(check())
