@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import Domain, Unbounded, reads, residue
 from attncc.analysis.lift import AXES, LENGTHS, Lift, spec_facts
+from attncc.analysis.literals import tamed
 from attncc.analysis.normal import Clause, Solver, merged, ordered
 from attncc.analysis.rows import always
 from attncc.analysis.segments import Ranges, cover, fuse, hull, longest, subtract, union
-from attncc.analysis.terms import Algebra, Term, sure_le
+from attncc.analysis.terms import Algebra, Term, sure_le, visit
 from attncc.analysis.words import opaque_parts
 from attncc.ir import AttentionSpec, Expr, Segment, Visits
 
@@ -66,7 +67,7 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
     """
     f = frame(spec, outer, tables)
     lift = Lift(spec, f.algebra)
-    mask = lift.mask()
+    mask = tamed(lift.mask(), f.x)
     solver = Solver(f.x, search)
     clauses = merged(solver.clauses(mask), f.x)
     spans = [(_may(c, f), _must(c, f)) for c in clauses]
@@ -128,7 +129,7 @@ def _may(c: Clause, f: Frame) -> Span:
         kept = _where_kept(c, bound, f, home.const(-1))
         exact &= kept is bound
         with suppress(Unbounded):
-            stop = home.least(stop, home.shifted(domain.extremes(kept)[1], 1))
+            stop = home.least(stop, _behind(domain.extremes(kept)[1], f))
     scan = _scanned(c, f, must=False)
     return Span(low, home.most(0, stop), ok, exact, scan and scan[:2])
 
@@ -169,12 +170,25 @@ def _must(c: Clause, f: Frame) -> Span:
     low, stop = home.const(0), f.length
     try:
         for bound in ordered(c.lower):
-            low = home.most(low, domain.extremes(bound)[1])
+            highest = domain.extremes(bound)[1]
+            low = home.most(low, home.least(highest, f.length) if _read(highest) else highest)
         for bound in ordered(c.upper):
-            stop = home.least(stop, home.shifted(domain.extremes(bound)[0], 1))
+            stop = home.least(stop, _behind(domain.extremes(bound)[0], f))
     except Unbounded:
         ok = home.false
     return Span(low, home.most(0, stop), ok, tiles=scan and scan[:2])
+
+
+def _behind(high: Term, f: Frame) -> Term:
+    """high + 1, where high may be as large as integers get: what counts is at most the length."""
+    stop = f.algebra.shifted(high, 1)
+    sums = [n for n in visit(stop) if n.op == "sum" and any(t.op in ("load", "table") for t in n.args)]
+    return f.algebra.least(high, f.length - 1) + 1 if sums else stop
+
+
+def _read(e: Term) -> bool:
+    """Does the value come out of a tensor, so that it may be any 32-bit integer?"""
+    return any(n.op in ("load", "table") for n in visit(e))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attncc.analysis.bounds import numeric
 from attncc.analysis.lift import ELEMENT_RANGES, Lift, divisors, expressions, spec_facts, taken
-from attncc.analysis.normal import Clause, Solver
+from attncc.analysis.literals import literals, settled
 from attncc.analysis.solve import visits
-from attncc.analysis.terms import Algebra, Term, visit
+from attncc.analysis.terms import Algebra
 from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, Visits, names, tile_names
 
 NARROW, WIDE = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
@@ -46,7 +45,7 @@ class Widths:
 
 def widths(spec: AttentionSpec, plans: Iterable[Visits] | None = None) -> Widths:
     """What must hold for 32-bit arithmetic of mask, score and visits (`plans`; left out, those of both sides)."""
-    found = tuple(plans) if plans is not None else (visits(spec, "q"), visits(spec, "k"))
+    found = tuple(plans) if plans is not None else tuple(visits(spec, side, tables=True) for side in ("q", "k"))
     low, high = -1, 30  # powers: `low` is safe, `high` + 1 is not tried
     while low < high:
         middle = (low + high + 1) // 2
@@ -181,43 +180,15 @@ RULES: dict[str, Callable[[list[Any]], Pair]] = {
 
 def clamps(spec: AttentionSpec) -> dict[str, tuple[Expr, Expr]]:
     """Int parameters that only ever stand alone against positions: beyond -(q_len + k_len) and q_len + k_len nothing
-    changes.
-
-    For such a parameter p every literal of the solved mask is `p + rest`, rest being inside that range, so that its
-    truth is settled from there on. One that stands anywhere else (inside a product, an index, a score) is left out.
+    changes. One that stands anywhere else (inside a product, an index, a score) is left out.
     """
     elsewhere = {n for e in expressions(spec) if e not in spec.masks for n in names(e)}
     algebra = Algebra(spec_facts(spec))
-    solver = Solver("k")
-    literals = [e for c in solver.clauses(Lift(spec, algebra).mask()) for e in _literals(c, algebra)]
-    far = algebra.var("q_len") + algebra.var("k_len")
+    found = literals(Lift(spec, algebra).mask(), "k")
     size = Op("+", (Var("q_len", "int"), Var("k_len", "int")), "int")
-    found: dict[str, tuple[Expr, Expr]] = {}
+    safe: dict[str, tuple[Expr, Expr]] = {}
     for p in spec.scalars:
-        uses = [e for e in literals if p.name in e.free]
-        if (
-            p.type == "int"
-            and uses
-            and p.name not in elsewhere
-            and all(_settled(e, algebra.var(p.name), far) for e in uses)
-        ):
-            found[p.name] = (Op("neg", (size,), "int"), size)
-    return found
-
-
-def _literals(c: Clause, algebra: Algebra) -> list[Term]:
-    """The integers whose comparison with 0 makes up a clause."""
-    k = algebra.var("k")
-    bounds = [low - k for low in c.lower] + [k - high for high in c.upper]
-    atoms = [a for g in (*c.conditions, *c.opaque) for a in visit(g) if a.op in ("le0", "eq0", "ne0")]
-    return bounds + [a.args[0] for a in atoms]
-
-
-def _settled(e: Term, p: Term, far: Term) -> bool:
-    parts, _ = e.affine
-    factor = parts.get(p, 0)
-    rest = e - factor * p
-    if abs(factor) != 1 or p.val in rest.free:
-        return False
-    high, low = numeric(rest - far)[1], numeric(rest + far)[0]
-    return high is not None and high < 0 and low is not None and low > 0
+        uses = [e for e in found if p.name in e.free]
+        if p.type == "int" and uses and p.name not in elsewhere and all(settled(e, algebra.var(p.name)) for e in uses):
+            safe[p.name] = (Op("neg", (size,), "int"), size)
+    return safe

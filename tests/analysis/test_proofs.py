@@ -138,6 +138,38 @@ def test_the_future_is_shown_by_a_pair() -> None:
     assert future(spec_of("k <= q")) is None
 
 
+@pytest.mark.parametrize(
+    ("text_", "length", "values", "pairs", "empty"),
+    [
+        ("0 <= q - k < w", 16, {"w": 4}, 58, 0),
+        ("0 <= q - k < w", 16, {"w": 5}, 70, 0),
+        ("0 <= q - k < w", 16, {"w": 16}, 136, 0),
+        ("0 <= q - k < w", 25, {"w": 6}, 135, 0),
+        ("q - k < w", 25, {"w": 6}, 435, 0),  # a window without its causal half
+        ("k < 4 and row < 4", 8, {}, 16, 4),
+    ],
+)
+def test_pairs_of_reported_faults(text_: str, length: int, values: dict[str, int], pairs: int, empty: int) -> None:
+    shape = Shape(batch=1, heads=1, kv_heads=1, q_len=length, k_len=length)
+    assert kept_pairs(spec_of(text_), shape, values) == pairs
+    assert empty_row_count(spec_of(text_), shape, values) == empty
+
+
+def test_documents_by_ids_keep_what_packed_lengths_keep() -> None:
+    spec = spec_of("doc[b, q] == doc[b, k]", {"doc": Table("i32", ("b", "k"))})
+    ids = np.repeat([0, 1, 2], [3, 5, 8])[None]
+    shape = Shape(batch=1, heads=2, kv_heads=2, q_len=16, k_len=16)
+    assert kept_pairs(spec, shape, {"doc": ids}) == 2 * (3 * 3 + 5 * 5 + 8 * 8)
+
+
+def test_packed_bits_count_like_booleans() -> None:
+    spec = spec_of("on[b, row, k]", {"on": Table("bit", ("b", "row", "k"))})
+    bits = np.random.default_rng(0).random((2, 40, 64)) < 0.3
+    words = np.packbits(bits, axis=-1, bitorder="little").view(np.uint32).astype(np.int64).astype(np.int32)
+    shape = Shape(batch=2, heads=3, kv_heads=3, q_len=40, k_len=64)
+    assert kept_pairs(spec, shape, {"on": bits}) == kept_pairs(spec, shape, {"on": words}) == 3 * int(bits.sum())
+
+
 def test_opaque_parts_come_with_a_reason() -> None:
     found = prove(
         spec_of("k <= q and (q - k) % d == 0 and k * k <= q * w and mark[b, k]", {"mark": Table("bool", ("b", "k"))})

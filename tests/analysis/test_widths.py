@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brute import environment, programs
+from brute import compare, environment, programs
 from corpus import MASKS, Mask
 from spelling import Call, Table, grid, spec_of
 
 from attncc.analysis import evaluate, nonnegative, visits, widths
 from attncc.analysis.evaluate import Env
 from attncc.analysis.lift import Prover, at_least
+from attncc.analysis.prepass import tables
 from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var
 
 BY_NAME = {m.name: m for m in MASKS}
@@ -72,6 +73,31 @@ def test_values_at_the_limit_stay_inside_32_bits(name: str, outer: str) -> None:
                 got = evaluate(node, Env(names))
                 assert -(2**31) <= int(got) < 2**31, (let, names)
             names[let] = int(evaluate(value, Env(names)))
+
+
+@pytest.mark.parametrize("outer", ["q", "k"])
+@pytest.mark.parametrize(
+    "name", ["window of each head", "row bounds, random", "prefix and padding", "key bounds", "padding of both"]
+)
+def test_any_contents_of_a_tensor_stay_inside_32_bits(name: str, outer: str) -> None:
+    """Elements as small and as large as integers get: no sum of the visits overflows, and no tile is lost."""
+    mask = BY_NAME[name]
+    spec = spec_of(mask.text, mask.tables, mask.align)
+    assert widths(spec).limit >= 2**28
+    found, rng = visits(spec, outer, tables=True), np.random.default_rng(1)
+    for _ in range(4):
+        call = mask.call(70, 90)
+        wild = {n: rng.choice([-(2**31), 2**31 - 1, 0, 30, 60], np.shape(t)) for n, t in call.tensors.items()}
+        call = Call(70, 90, call.scalars, wild)
+        for h in (0, 5):
+            dense = grid(mask.text, call, mask.align, 1, h)
+            assert compare(spec, found, dense, call, (16, 32), 1, h).wrong == 0
+            env = tables(found, spec, environment(call, {"TILE_Q": 16, "TILE_K": 32}, 1, h)).plus(
+                first=16, last=31, tile=1
+            )
+            for let, value in found.lets:
+                assert all(-(2**31) <= int(evaluate(n, env)) < 2**31 for n in _nodes(value) if n.type == "int")
+                env = env.plus(**{let: evaluate(value, env)})
 
 
 def _nodes(e: Expr) -> list[Expr]:
