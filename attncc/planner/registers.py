@@ -20,11 +20,10 @@ WEIGHTS = {  # of: output, scores, loads of 16 bytes, Q; then the constant
     "mfma": (1.5, 0.2, 18.0, -1.0, 103.0),
     "fma": (0.0, 1.1, 0.0, 2.3, 50.0),
 }
+MFMA_F32 = 50  # more with float32 operands
 MARGIN = {"mma": 15, "wgmma": 15, "tcgen05": 15, "mfma": 45, "fma": 15}  # by which the estimate may be wrong
-FMA_OUTPUTS, FMA_PRODUCTS = (
-    8,
-    1024,
-)  # of a thread: beyond these the products, which are all unrolled, spill by kilobytes
+# Of a thread: beyond these the products, which are all unrolled, spill by kilobytes.
+FMA_OUTPUTS, FMA_PRODUCTS = 8, 768
 
 
 def limit(plan: KernelPlan, target: Target) -> int:
@@ -48,7 +47,9 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
         plan.tile_k * (d + dv) * size / 16,
         plan.tile_q * d * size / 4,
     )
-    *factors, constant = WEIGHTS[matrix_unit(plan, target)]
+    unit = matrix_unit(plan, target)
+    *factors, constant = WEIGHTS[unit]
+    constant += MFMA_F32 if unit == "mfma" and plan.dtype == "f32" else 0
     return int(sum(f * w for f, w in zip(factors, words, strict=True)) / threads + constant)
 
 

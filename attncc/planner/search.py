@@ -43,11 +43,14 @@ def choose(
     The plan depends on the head sizes, the dtype and the class of the query length (up to 16, up to 64, longer), on
     nothing else of the shape: other lengths and batches run the same kernels. `visits` says whether the mask leaves
     tiles out; without it the spec's mask does. `any_stride` asks for the kernel beside one that loads by descriptor,
-    for calls whose K or V the TMA unit cannot address.
+    for calls whose K or V the TMA unit cannot address: what it shares with that one gives the same bits.
     """
     schedule = spec.schedule(target.name)
     usual = class_of(shape)
     candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
+    if any_stride:
+        bits = _same_bits(choose(spec, shape, target, visits).plan)
+        candidates = [plan for plan in candidates if _same_bits(plan) == bits]
     judged = [(plan, violations(plan, target)) for plan in candidates]
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
@@ -66,6 +69,11 @@ def class_of(shape: Shape) -> Shape:
     rows = next((c for c in Q_CLASSES if shape.q_len <= c), LONG)
     return replace(Shape(), batch=TYPICAL_BATCH, q_len=rows, k_len=LONG, head_dim=shape.head_dim,
                    head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
+
+
+def _same_bits(plan: KernelPlan) -> tuple[object, ...]:
+    """The choices that decide in which order a row is summed up."""
+    return (plan.tile_q, plan.tile_k, plan.warps, plan.reference)
 
 
 def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int]:
