@@ -143,10 +143,13 @@ def trials(
 
 
 def compiled(spec: AttentionSpec, device: str) -> Run:
-    """What a user would call: attncc.compile of the spec's text."""
-    from attncc import api, frontend
+    """What a user would call: what attncc.compile makes of the spec's text."""
+    from attncc import frontend
+    from attncc.runtime.attention import Attention
 
-    attention = api.compile(frontend.canonical(spec), target=device if device == "interpreter" else None)
+    parsed = frontend.parse(frontend.canonical(spec))
+    frontend.refuse_unbuilt(parsed)
+    attention = Attention(parsed, {}, device if device == "interpreter" else None)
     return lambda q, k, v, **params: attention(q, k, v, return_lse=True, **params)
 
 
@@ -182,7 +185,9 @@ def call(
     return _row(shape, dtype, layout, seed, errors, faults)
 
 
-def _row(s: Shape, dtype: str, layout: str, seed: int, errors: Sequence[float], faults: Sequence[str]) -> Row:
+def _row(
+    s: Shape, dtype: str, layout: str, seed: int, errors: tuple[float, float, float, float], faults: Sequence[str]
+) -> Row:
     text = f"B{s.batch} H{s.heads}/{s.kv_heads} Q{s.q_len} K{s.k_len} D{s.head_dim}/{s.head_dim_v}"
     return Row(text, dtype, layout, seed, *errors, tuple(faults))
 

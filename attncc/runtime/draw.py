@@ -31,8 +31,15 @@ class Uses:
 
 def uses(spec: AttentionSpec) -> Uses:
     found: dict[str, set[str]] = {"divisors": set(), "indices": set(), "positive": set()}
-    spec.map(lambda e: (_collect(e, found), e)[1])
+    for e in expressions(spec):
+        _collect(e, found)
     return Uses(*(frozenset(s) for s in found.values()))
+
+
+def expressions(spec: AttentionSpec) -> list[Expr]:
+    """Every expression of a spec but its lets, which are inlined in the others."""
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight)
+    return [e for e in several if e is not None]
 
 
 def _collect(e: Expr, found: dict[str, set[str]]) -> None:

@@ -79,7 +79,8 @@ def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
     if 0 in extents:
         return torch.zeros_like(inside, dtype=DTYPES[e.type])
     if e.tensor in env.bits:
-        words = table[(*safe[:-1], safe[-1] // WORD)].to(torch.int64)
+        word = (*safe[:-1], safe[-1] // WORD)
+        words = table[word].to(torch.int64)
         found = (words >> (safe[-1] % WORD)) & 1
     else:
         found = table[tuple(safe)]

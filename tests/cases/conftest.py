@@ -1,11 +1,14 @@
 """What runs a spec in the cases: `runner(text, q, k, v, **params) -> (out, lse)` on float64 numpy inputs.
 
-RUNNERS has one entry for each kind of generated program; each case runs on all of them.
+Each case runs on every runner of RUNNERS: the CPU program, and where TRITON_INTERPRET=1 was set before triton was
+imported the Triton kernel in its interpreter instead (test_interpreter.py starts such a run).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,18 @@ import torch
 import attncc
 
 
-def on_cpu(text: str, *tensors: np.ndarray, dtype: torch.dtype = torch.float32, **params: Any) -> tuple[Any, Any]:
-    """The CPU program. Results are float64 arrays; `dtype` is that of q, k and v."""
-    consts = {n: params.pop(n) for n in list(params) if f"{n}: const" in text}
+def run(
+    target: str | None, text: str, *tensors: np.ndarray, dtype: torch.dtype = torch.float32, **params: Any
+) -> tuple[Any, Any]:
+    """What attncc.compile makes for `target`. Results are float64 arrays; `dtype` is that of q, k and v."""
     q, k, v = (torch.from_numpy(np.ascontiguousarray(x)).to(dtype) for x in tensors)
-    out, lse = attncc.compile(text, **consts)(q, k, v, return_lse=True, **params)
+    out, lse = attncc.compile(text, target=target)(q, k, v, return_lse=True, **params)
     assert out.dtype == dtype
     return out.double().numpy(), lse.double().numpy()
 
 
-RUNNERS: dict[str, Callable[..., tuple[Any, Any]]] = {"cpu": on_cpu}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+RUNNERS = {"interpreter": partial(run, "interpreter")} if INTERPRETED else {"cpu": partial(run, None)}
 
 
 @pytest.fixture(params=RUNNERS)

@@ -9,6 +9,7 @@ import torch
 import attncc
 from attncc import analysis, frontend
 from attncc.ir import Shape
+from attncc.runtime import check
 from attncc.runtime.cache import Cache
 from tests.cases.oracle import attention, causal, inputs, l1, qkv
 
@@ -225,9 +226,13 @@ def test_23_precedence_and_what_a_forgotten_half_keeps(runner):
     close(runner(text, q, k, v), attention(q, k, v, keep))
 
 
-def test_25_bf16_of_integers_is_exact(runner):
+def test_25_bf16_of_integers_is_exact_where_it_is_trusted(runner, request):
+    device = request.node.callspec.params["runner"]
     q, k, v = (np.round(x * 2) for x in qkv(1, 1, 1, 16, 16, 16))
     exact, lse = runner(FULL, q, k, v)
+    if "bf16" not in check.TYPES[device]:
+        assert device == "interpreter"  # it multiplies the bit patterns of bf16: no verdict may rest on them
+        return
     rounded, same = runner(FULL, q, k, v, dtype=torch.bfloat16)
     assert (lse == same).all()
     assert (rounded == torch.from_numpy(exact).bfloat16().double().numpy()).all()

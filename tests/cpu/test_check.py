@@ -110,8 +110,8 @@ def test_settings_of_the_process_are_given_back():
 
 
 PARAMS = """attention drawn(
-    window: int, gain: float, step: int, size: const int = 8, ids: i32[b, k] sorted, at: i64[slots], table: bf16[slots, h],
-    seen: bit[row, nodes], flags: bool[h_kv, 3],
+    window: int, gain: float, step: int, size: const int = 8, ids: i32[b, k] sorted, at: i64[slots],
+    table: bf16[slots, h], seen: bit[row, nodes], flags: bool[h_kv, 3],
     wide: f32[b, h, row, k], small: u8[k]
 ) {
     mask q - k < window and k // step == q // size and ids[b, k] == 1 and seen[row, k] and flags[h_kv, 1]
