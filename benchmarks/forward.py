@@ -2,7 +2,7 @@
 
     python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--no-flex] [--json NAME]
 
-For each row: numbers are checked against float64 on two heads, then all competitors are timed in turns with CUDA events;
+For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
 """
 
@@ -149,7 +149,8 @@ def measure(row: Row, with_flex: bool) -> dict[str, Any]:
     flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
     ms = timed(calls)
     return {
-        "row": row.name, "part": row.part, "error": off, "first_call_s": round(first, 2), "tflop": flops / 1e12, **making,
+        "row": row.name, "part": row.part, "error": off, "first_call_s": round(first, 2), "tflop": flops / 1e12,
+        **making,
         "ms": {n: round(t, 4) for n, t in ms.items()},
         "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
     }  # fmt: skip

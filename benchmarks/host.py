@@ -1,0 +1,83 @@
+"""Host time of a call beyond Triton's own launch, in microseconds.
+
+    python benchmarks/host.py [--out DIR]
+
+The kernel is tiny, so that the GPU keeps up; the bare launch is `kernel[grid](...)` with the very arguments that the
+call passes to it. Medians of many rounds of calls, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import attncc
+
+SPECS = Path(__file__).parent.parent / "specs"
+
+
+class Recorder:
+    """Stands where a kernel stands, and keeps what it is launched with."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            self.grid, self.args, self.options = grid, args, options
+
+        return launch
+
+
+def microseconds(call: Callable[[], Any], rounds: int = 41, calls: int = 100) -> float:
+    """Median over rounds of the host time of one call."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times) * 1e6
+
+
+def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    q, k, v = (torch.randn(1, 64, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    attn = attncc.load(SPECS / f"{name}.attn")
+    attn(q, k, v, **params)
+    (launch,) = attn._launchers.values()
+    spelled, recorder = f"{attn.name}_forward", Recorder()
+    kernel = launch.__globals__[spelled]
+    launch.__globals__[spelled] = recorder
+    attn(q, k, v, **params)
+    launch.__globals__[spelled] = kernel
+    bare = microseconds(lambda: kernel[recorder.grid](*recorder.args, **recorder.options))
+    with torch.no_grad():
+        whole = microseconds(lambda: attn(q, k, v, **params))
+    return {"spec": name, "call_us": round(whole, 1), "launch_us": round(bare, 1), "beyond_us": round(whole - bare, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    options = parser.parse_args()
+    slopes, sinks = torch.rand(4, device="cuda"), torch.rand(4, device="cuda")
+    rows = [measure("causal", {}), measure("window_alibi_sinks", {"slopes": slopes, "sinks": sinks})]
+    for row in rows:
+        print(row)
+    record = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rows": rows,
+    }  # fmt: skip
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    (Path(options.out) / "host.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
