@@ -13,6 +13,7 @@ from attncc.targets import TARGETS
 from tests.house.tree import ROOT, files, read
 
 SPECS = [p for p in files() if p.startswith("specs/") and p.endswith(".attn")]
+PAGES = [p for p in files() if p.endswith(".md")]
 STEMS = [p.removeprefix("specs/").removesuffix(".attn") for p in SPECS]
 
 
@@ -100,9 +101,19 @@ def test_the_python_versions_are_the_same_everywhere():
 
 def test_the_pages_name_make_targets_that_exist():
     made = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
-    for page in [p for p in files() if p.endswith(".md")]:
+    for page in PAGES:
         named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE))
         assert named <= made, f"{page}: {sorted(named - made)}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_points_to_is_there(page):
+    text = read(page)
+    links = {t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t} - {""}
+    gone = [t for t in links if not ((ROOT / page).parent / t).exists()]
+    named = re.findall(r"`((?:attncc|templates|specs|tests|docs|examples|generated|benchmarks)/[\w./-]*)`", text)
+    gone += [t for t in named if "NAME" not in t and not (ROOT / t).exists()]
+    assert not gone
 
 
 def test_the_pages_name_each_command():
