@@ -191,7 +191,7 @@ class Emitter:
         inside = [s for s in self.summaries.values() if s.name in tensors(value)]
         over = names(value) | {n for s in inside for n in s.over}
         read = sorted((tensors(value) - {s.name for s in inside}) | {t for s in inside for t in tensors(s.value)})
-        name = self._free(f"{'_'.join(read[:2]) or 'part'}_{side}_{table.kind}")
+        name = self._free(f"{'_'.join(read[:2]) or 'part'}_{side}_{table.label}")
         return Summary(name, side, table.kind, value, tuple(n for n in PROGRAM if n in over))
 
 

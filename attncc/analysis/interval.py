@@ -26,6 +26,7 @@ class Table:
     axis: str  # row | k, of the tiles that it has an entry for
     body: Term
     range: Range
+    label: str  # what people call it
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class Domain:
             return self._unknown(e)
         return tuple(self.table(kind, x, e, numeric(e), self.tiles[x]) for kind in ("min", "max"))  # type: ignore[return-value]
 
-    def table(self, kind: str, x: str, body: Term, known: Range, index: Term) -> Term:
+    def table(self, kind: str, x: str, body: Term, known: Range, index: Term, label: str = "") -> Term:
         low, high = known
         if low is not None and low == high:
             return self.algebra.const(low)
         key = (kind, x, body.id)
-        table = self.tables.setdefault(key, Table(kind, x, body, known))
+        table = self.tables.setdefault(key, Table(kind, x, body, known, label + kind))
         free = (body.free - {x}) | index.free if kind in ("min", "max") else index.free
         return self.algebra.node("table", (index,), table, free)
 

@@ -74,6 +74,9 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
     emitter = Emitter(spec, _folds(spec, f))
     spans = [s for s in spans if s[0].ok is not f.algebra.false]
     simple = _in_order([_tiles(*s, f) for s in spans], spans) if 1 <= len(spans) <= ranges else None
+    for _, whole in spans:
+        if whole.tiles is not None and whole.ok is not f.algebra.false:
+            emitter.name("one_piece", whole.ok)
     if simple is not None:
         (masked, full), widened = _segments(simple, emitter), False
     else:
@@ -146,7 +149,8 @@ def _scanned(c: Clause, f: Frame, must: bool) -> tuple[Term, Term, Term] | None:
     test = home.every([d.holds(o)[0 if must else 1] for o in ordered(c.opaque)])
     if test.op == "bool":
         return None
-    first, stop, count = (d.table(kind, f.y, test, (0, None), d.tiles[f.y]) for kind in ("first", "stop", "count"))
+    tile, label = d.tiles[f.y], "full_" if must else ""
+    first, stop, count = (d.table(kind, f.y, test, (0, None), tile, label) for kind in ("first", "stop", "count"))
     return first, stop, count
 
 

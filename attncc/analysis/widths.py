@@ -44,8 +44,8 @@ class Widths:
 
 
 def widths(spec: AttentionSpec, plans: Iterable[Visits] | None = None) -> Widths:
-    """What must hold for 32-bit arithmetic of mask, score and visits (`plans`; left out, those of both sides)."""
-    found = tuple(plans) if plans is not None else tuple(visits(spec, side, tables=True) for side in ("q", "k"))
+    """What must hold for 32-bit arithmetic of mask, score and visits (`plans`; left out, those of the forward pass)."""
+    found = tuple(plans) if plans is not None else (visits(spec, "q", tables=True),)
     low, high = -1, 30  # powers: `low` is safe, `high` + 1 is not tried
     while low < high:
         middle = (low + high + 1) // 2
