@@ -41,4 +41,9 @@ class KernelPlan:
     tables: bool = False  # the mask reads summaries of tensors, made by kernels before this one
     loads: str = "pointer"  # of K and V. pointer: any strides; descriptor: by TMA, 16-byte-aligned rows only
     max_registers: int = 0  # of a thread, enforced so that another block fits on the SM; 0 leaves it to the compiler
+    pair_bytes: int = 0  # of tensor parameters that a step reads for each pair, side by side
+    pair_bits: int = 0  # packed bits for each pair
+    key_bytes: int = 0  # for each key
+    gather_bytes: int = 0  # for each pair, at an index that was read itself
     shared_bytes: int = 0  # predicted
+    direction: str = "forward"  # forward | backward: there dQ has tiles of tile_q x tile_k, dK and dV swapped ones

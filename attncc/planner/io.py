@@ -8,11 +8,12 @@ them. Sources: the traffic of fa2 and of unfused attention is counted as in Flas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from attncc.ir import KernelPlan, Shape
 from attncc.planner.efficiency import efficiency
-from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded, parts, phases
+from attncc.planner.shared_memory import ELEMENT_BYTES, WORD, matrix_unit, padded, parts, phases
 from attncc.targets import Target
 
 LSE_BYTES = 4  # float32
@@ -34,13 +35,15 @@ class Sizes:
     tile_k: Any
     tiles: Any
     element: Any  # bytes
+    operand: Any  # bytes of tensor parameters for each pair
 
 
 @dataclass(frozen=True)
 class Amounts:
     """Bytes and operations of a call, each one formula of Sizes.
 
-    hbm_bytes           Q and Out once, K and V once: what a cache that holds one head's K and V leaves to the memory
+    hbm_bytes           Q and Out once, K and V once: what a cache that holds one head's K and V leaves to the memory;
+                        tensor parameters of each pair, such as a bias, once for each pair of a visited tile
     streamed_bytes      what programs load: K and V once for each visited tile, Q and Out once
     flops               of the two products over visited tiles, masked pairs inside them included
     exponentials        one for each pair of a visited tile
@@ -62,11 +65,11 @@ def amounts(s: Sizes) -> Amounts:
     keys = s.batch * s.kv_heads * s.k_len * columns * s.element
     pairs = s.tiles * s.tile_q * s.tile_k
     return Amounts(
-        hbm_bytes=queries + keys,
-        streamed_bytes=queries + s.tiles * s.tile_k * columns * s.element,
+        hbm_bytes=queries + keys + pairs * s.operand,
+        streamed_bytes=queries + s.tiles * s.tile_k * columns * s.element + pairs * s.operand,
         flops=2 * pairs * columns,
         exponentials=pairs,
-        standard_hbm_bytes=rows * columns * s.element + keys + 4 * rows * s.k_len * s.element,
+        standard_hbm_bytes=rows * columns * s.element + keys + rows * s.k_len * (4 * s.element + s.operand),
     )
 
 
@@ -102,13 +105,13 @@ def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = No
     visited = all_tiles(plan, shape) if tiles is None else tiles
     sizes = Sizes(
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
-        plan.tile_q, plan.tile_k, visited, ELEMENT_BYTES[plan.dtype],
+        plan.tile_q, plan.tile_k, visited, ELEMENT_BYTES[plan.dtype], plan.pair_bytes + Fraction(plan.pair_bits, 8),
     )  # fmt: skip
     a = amounts(sizes)
     times = stream_times(plan, target, a)
     bound = max(times, key=lambda name: times[name])
     return Costs(
-        a.hbm_bytes, a.streamed_bytes, a.standard_hbm_bytes, a.flops, a.exponentials, plan.shared_bytes,
+        int(a.hbm_bytes), int(a.streamed_bytes), int(a.standard_hbm_bytes), a.flops, a.exponentials, plan.shared_bytes,
         bound, times[bound], _predicted(plan, shape, target, times, masked, a),
     )  # fmt: skip
 
@@ -146,24 +149,29 @@ def _predicted(
 
 
 def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
-    """The formulas as sympy expressions, by name of Costs: N_q, N_k, d, d_v, B, H, H_kv, T_q, T_k, e, tiles.
+    """The formulas as sympy expressions, by name of Costs: N_q, N_k, d, d_v, B, H, H_kv, T_q, T_k, tiles, e (bytes of
+    an element), p (bytes of tensor parameters for each pair).
 
     `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
     """
     import sympy
 
-    letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e"
+    letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e p"
     symbols = Sizes(*sympy.symbols(letters, positive=True, integer=True))
     found = {name: sympy.factor_terms(value) for name, value in vars(amounts(symbols)).items()}
     d, dv, e, tq, tk = symbols.head_dim, symbols.head_dim_v, symbols.element, symbols.tile_q, symbols.tile_k
     size = {
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
+        "pair": tq * tk * (plan.pair_bytes + WORD * plan.pair_bits), "key_operand": tk * plan.key_bytes,
+        "gather": tq * tk * plan.gather_bytes,
     }  # fmt: skip
     moments = phases(plan, target)
     fullest = [m for m in moments if _bytes(m, plan) == max(_bytes(other, plan) for other in moments)]
     if fullest:
-        found["shared_bytes"] = sum((n * size[what] for what, n in fullest[0].items()), sympy.Integer(0))
+        found["shared_bytes"] = sum(
+            (n * size[what] for what, n in fullest[0].items() if _bytes({what: n}, plan)), sympy.Integer(0)
+        )
     return found
 
 

@@ -12,6 +12,7 @@ from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, shared_memory
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
+from attncc.planner.operands import operands
 from attncc.targets import Target
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ def _candidates(
     pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
+    read = operands(spec)
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
         ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, _references(dtype, target, visits)):
@@ -99,6 +101,7 @@ def _candidates(
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
                 max_registers=cap, reference=reference, any_stride=any_stride,
+                pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, gather_bytes=read.gather,
             )  # fmt: skip
 
 

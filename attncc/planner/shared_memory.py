@@ -15,7 +15,12 @@ from attncc.ir import KernelPlan
 from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+GATHERS = {"tcgen05": 2}  # tiles of gathered operands that change their layout at a time, where not one
+WORD = 4  # bytes that a packed bit is loaded as
 BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
+
+
+ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses
 
 
 @cache
@@ -57,6 +62,9 @@ class Parts:
     key_piece: int
     value_piece: int
     out_piece: int
+    pair: int  # of tensor parameters, as `key_operand` and `gather`
+    key_operand: int
+    gather: int
 
 
 def parts(plan: KernelPlan) -> Parts:
@@ -68,6 +76,8 @@ def parts(plan: KernelPlan) -> Parts:
         weights=plan.tile_q * plan.tile_k * size, query_piece=plan.tile_q * piece * size,
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
         out_piece=plan.tile_q * piece_v * size,
+        pair=plan.tile_q * plan.tile_k * (plan.pair_bytes + WORD * plan.pair_bits),
+        key_operand=plan.tile_k * plan.key_bytes, gather=plan.tile_q * plan.tile_k * plan.gather_bytes,
     )  # fmt: skip
 
 
@@ -84,7 +94,10 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """What lies in shared memory at the moments that could be the fullest: the loop, its parts, and the last store."""
     if not target.is_gpu:
         return ()
-    return (*_LAYOUTS[matrix_unit(plan, target)](plan, target), {"out_piece": 1})
+    unit = matrix_unit(plan, target)
+    ahead = max(plan.stages - 1, 1)
+    beside = {"pair": ahead, "key_operand": ahead, "gather": GATHERS.get(unit, 1)}
+    return (*({**moment, **beside} for moment in _LAYOUTS[unit](plan, target)), {"out_piece": 1})
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
@@ -99,7 +112,7 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers."""
     if is_pipelined(plan):
-        barriers = BARRIERS if plan.loads == "descriptor" else 0
+        barriers = BARRIERS + 2 * ALIGNMENT if plan.loads == "descriptor" else 0
         return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": barriers},)
     return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1}
 
@@ -107,7 +120,8 @@ def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As wgmma; where only products are pipelined, not loads, two tiles of one and one of the other are there."""
     if is_pipelined(plan):
-        return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": BARRIERS},)
+        barriers = BARRIERS + 2 * ALIGNMENT * (plan.loads == "descriptor")
+        return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": barriers},)
     if plan.stages > 1:
         return (
             {"query": 1, "key": 2, "value": 1, "bytes": BARRIERS},

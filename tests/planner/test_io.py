@@ -75,7 +75,7 @@ def test_closed_forms_are_the_numbers():
         numbers = costs(plan, shape, target("sm_90"), tiles)
         values = {
             "B": shape.batch, "H": 12, "H_kv": shape.kv_heads, "N_q": shape.q_len, "N_k": shape.k_len,
-            "d": plan.head_dim, "d_v": 128, "T_q": plan.tile_q, "T_k": plan.tile_k, "tiles": tiles, "e": 2,
+            "d": plan.head_dim, "d_v": 128, "T_q": plan.tile_q, "T_k": plan.tile_k, "tiles": tiles, "e": 2, "p": 0,
         }  # fmt: skip
         for name, form in closed_forms(plan, target("sm_90")).items():
             value = form.subs({s: values[s.name] for s in form.free_symbols})

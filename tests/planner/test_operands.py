@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from attncc.frontend import parse
+from attncc.ir import Shape
+from attncc.planner import choose, costs
+from attncc.planner.io import all_tiles
+from attncc.planner.operands import Operands, operands
+from attncc.targets import target
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("attention a { mask k <= q }", Operands()),
+        ("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }", Operands(pair=4)),
+        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[row, k] * s }", Operands(pair=2)),
+        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[q, k] }", Operands(pair=4)),
+        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1)),
+        ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4)),
+        ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands()),
+        ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(gather=4)),
+        ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4)),
+    ],
+)
+def test_what_a_step_reads(text, found):
+    assert operands(parse(text).spec) == found
+
+
+def test_a_dense_bias_is_in_the_traffic_and_in_shared_memory():
+    bias = parse("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }").spec
+    shape = Shape(batch=2, heads=8, kv_heads=8, head_dim=64, head_dim_v=64)
+    choice = choose(bias, shape, target("sm_80"))
+    without = choose(parse("attention a { }").spec, shape, target("sm_80"))
+    more = choice.predicted.hbm_bytes - without.predicted.hbm_bytes
+    assert more == 4 * all_tiles(choice.plan, shape) * choice.plan.tile_q * choice.plan.tile_k
+    assert choice.predicted.bound == "memory"
+    pair = 4 * choice.plan.tile_q * choice.plan.tile_k
+    assert choice.plan.shared_bytes > pair * max(choice.plan.stages - 1, 1)
+
+
+def test_packed_bits_are_an_eighth_of_a_byte_in_memory():
+    spec = parse("attention a(m: bit[row, n]) { mask m[row, k] }").spec
+    shape = Shape(head_dim=64, head_dim_v=64)
+    plan = choose(spec, shape, target("sm_80")).plan
+    bare = costs(choose(parse("attention a { }").spec, shape, target("sm_80")).plan, shape, target("sm_80"))
+    assert costs(plan, shape, target("sm_80")).hbm_bytes - bare.hbm_bytes == 16 * 4096 * 4096 // 8
