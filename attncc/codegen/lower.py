@@ -111,13 +111,13 @@ class Lowering:
             else:
                 offset = self.printer(index, TERM)
             terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
-        inside = " & ".join(self._inside(read, param))
+        inside = " & ".join(self.inside(read, param))
         code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")
         if param.element == "bit":
             return f"({code} >> ({self.printer(read.indices[-1], ATOM)} & 31)) & 1 != 0"
         return f"{code}.to({_WIDEN[param.element or '']})" if param.element in _WIDEN else code
 
-    def _inside(self, read: Read, param: Param) -> Iterable[str]:
+    def inside(self, read: Read, param: Param) -> Iterable[str]:
         """What has to be compared so that nothing outside an axis is read."""
         for axis, index in zip(param.axes, read.indices, strict=True):
             own = isinstance(index, Var) and index.name == axis
@@ -126,11 +126,12 @@ class Lowering:
             text = self.printer(index, COMPARE + 1)
             if not (own or self.nonnegative(index)):
                 yield f"(0 <= {text})"
-            if isinstance(axis, int):
-                if not (isinstance(index, Const) and index.value < axis):
-                    yield f"({text} < {axis})"
-            else:
-                yield f"({text} < {EXTENTS.get(axis) or self.names[axis]})"
+            if not (isinstance(axis, int) and isinstance(index, Const) and index.value < axis):
+                yield f"({text} < {self.extent(axis)})"
+
+    def extent(self, axis: str | int) -> str:
+        """The length of an axis of a parameter."""
+        return str(axis) if isinstance(axis, int) else EXTENTS.get(axis) or self.names[axis]
 
 
 def terms(e: Expr) -> Iterator[Expr]:

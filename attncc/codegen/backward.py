@@ -1,0 +1,300 @@
+"""From spec, visits and plan to the text of the backward pass: delta, dK and dV over key tiles, dQ over query tiles.
+
+The math, for d_out and d_lse given: p = exp(score - lse), dp = weight * (d_out · v), delta = sum(d_out * out) - d_lse,
+ds = p * (dp - delta), dV = sum (weight * p) d_out, dK = scale * sum ds q, dQ = scale * sum ds k; a sink E gets
+-exp(E - lse) * delta of each row. See Dao et al. 2022, "FlashAttention", appendix B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from attncc.analysis import nonnegative
+from attncc.analysis.derivative import ZERO, derivative, multiply
+from attncc.codegen import launch
+from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
+from attncc.codegen.backward_collect import Collected, collected
+from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, pairs, row_lines
+from attncc.codegen.backward_sites import Site, named, sites
+from attncc.codegen.environment import environment
+from attncc.codegen.loops import VisitsView, visits_view
+from attncc.codegen.lower import Lowering, conjoin, level, terms
+from attncc.codegen.naming import Names, reserved
+from attncc.codegen.parts import Part, split
+from attncc.codegen.prepass import TablesView, tables_view
+from attncc.codegen.printer import BIT_AND, TERM
+from attncc.codegen.selfcheck import comment
+from attncc.codegen.signature import Argument
+from attncc.codegen.tables import tables_of
+from attncc.codegen.triton import kernel_names
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Visits
+
+# Of cells that several batch entries or heads share, by the axes that they have: how many owners there are, how many
+# members each has, and the batch entry and head of a member.
+SHARED_BY = {
+    (): ("1", "b_len * h_len", "member // h_len, member % h_len"),
+    ("b",): ("b_len", "h_len", "owner, member"),
+    ("h",): ("h_len", "b_len", "member, owner"),
+    ("h_kv",): ("h_kv_len", "b_len * group", "member // group, owner * group + member % group"),
+    ("b", "h_kv"): (
+        "b_len * h_kv_len", "group", "owner // (h_len // group), owner % (h_len // group) * group + member",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PassView:
+    """Finished values for one kernel; those behind `kv` are the same for all kernels of a file."""
+
+    kernel: str
+    signature: tuple[str, ...]
+    jit_options: tuple[str, ...]
+    general: tuple[str, ...]
+    launch: tuple[str, ...]
+    tile_q: int
+    tile_k: int
+    kv: str
+    align: str
+    position_open: str
+    position_close: str
+    k_parts: tuple[Part, ...]
+    v_parts: tuple[Part, ...]
+    d_parts: tuple[Part, ...]
+    head_dim: int
+    head_dim_v: int
+    dot_options: str
+    scale_lines: tuple[str, ...] = ()
+    scale_first: bool = True
+    unit: str = ""
+    program_lines: tuple[str, ...] = ()
+    row_lines: tuple[str, ...] = ()
+    key_lines: tuple[str, ...] = ()
+    pair_lines: tuple[str, ...] = ()
+    score_lines: tuple[str, ...] = ()
+    score: str = ""
+    product: bool = False
+    weight: str = ""
+    chain: tuple[str, ...] = ()
+    mask_lines: tuple[str, ...] = ()
+    mask: str = ""
+    key_mask: str = ""
+    visits: VisitsView | None = None
+    tables: TablesView | None = None
+    sites: tuple[Site, ...] = ()
+    begin_lines: tuple[str, ...] = ()
+    end_lines: tuple[str, ...] = ()
+    members: str = ""  # how many batch entries and heads share a cell, and which one a `member` is
+    member: str = ""
+    programs: str = ""
+    helpers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class BackwardView:
+    """Finished values for the whole file."""
+
+    banner: tuple[str, ...]
+    docstring: str
+    arguments: str
+    free_axes: tuple[tuple[str, str], ...]
+    delta: PassView
+    dkdv: PassView
+    dq: PassView
+    cells: tuple[PassView, ...]  # a kernel for each site that is summed apart
+    passes: tuple[PassView, ...]
+    collected: Collected
+    helpers: frozenset[str]
+    tallies: frozenset[str]
+    warps: int
+    stages: int
+    resident_bytes: int
+
+
+def render_backward(
+    spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, text: str = "", resources: Any = None,
+) -> str:  # fmt: skip
+    """The file of the backward pass: equal arguments give equal bytes.
+
+    `spec` has its consts bound; `visits_q` and `visits_k` are analysis.kernel_visits(spec, "q") and (spec, "k"); `plan`
+    is planner.choose_backward's; `text` the spec as it stands on top in a comment, `resources` those of the kernel
+    that takes most registers. Its call is `backward(q, k, v, out, lse, d_out, d_lse=None, *, parameters)` ->
+    (d_q, d_k, d_v, {parameter: gradient}).
+    """
+    view = backward_view(spec, visits_q, visits_k, plan, _banner(spec, plan, text, resources))
+    return environment().get_template(f"triton/{plan.algorithm}_backward.py.jinja").render(view=view)
+
+
+def backward_file_name(spec_name: str, plan: KernelPlan) -> str:
+    return f"{spec_name}_backward_{plan.target}.py"
+
+
+def backward_view(
+    spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
+) -> BackwardView:
+    make = Builder(spec, plan)
+    delta = make.delta()
+    dkdv = make.keys(visits_k)
+    dq = make.rows(visits_q)
+    cells = tuple(make.cells(s) for s in make.sites if s.apart)
+    passes = (delta, dkdv, dq, *cells)
+    d, dv = plan.head_dim, plan.head_dim_v
+    docstring = (
+        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}], out and d_out [B, H, Q, {dv}] in {plan.dtype},\n"
+        "    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.\n\n"
+        "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
+    )
+    return BackwardView(
+        banner=banner, docstring=docstring, arguments=_call_arguments(spec, make.names),
+        free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
+        delta=delta, dkdv=dkdv, dq=dq, cells=cells, passes=passes,
+        collected=collected(spec, make.sites, make.names),
+        helpers=frozenset(h for p in passes for h in p.helpers),
+        tallies=frozenset({"table": "tally", "row_table": "tally_rows"}[s.kind] for s in make.sites
+                          if s.kind in ("table", "row_table")),
+        warps=plan.warps, stages=plan.stages, resident_bytes=plan.resident_bytes,
+    )  # fmt: skip
+
+
+class Builder:
+    """Makes the views of the kernels of one file."""
+
+    def __init__(self, spec: AttentionSpec, plan: KernelPlan) -> None:
+        self.spec, self.plan = spec, plan
+        fresh, self.names = kernel_names(spec)
+        self.kernel = {k: fresh.fresh(f"{spec.name}_backward_{k}") for k in ("delta", "dkdv", "dq")}
+        self.sites = named(sites(spec), fresh)
+        self._fresh = fresh
+
+    def delta(self) -> PassView:
+        return self._view("delta", self.kernel["delta"], delta_arguments(self.plan), self.plan.tile_q, self.plan.tile_k)
+
+    def rows(self, visits: Visits) -> PassView:
+        """dQ: a program for a tile of rows, K and V in the loop, and the parameters whose sums belong to rows."""
+        mine = tuple(s for s in self.sites if s.kind != "key" and not s.apart)
+        return self._pass("dq", self.kernel["dq"], visits, mine)
+
+    def keys(self, visits: Visits) -> PassView:
+        """dK and dV: a program for a tile of keys, which walks over the heads of its group and their rows."""
+        return self._pass("dkdv", self.kernel["dkdv"], visits, tuple(s for s in self.sites if s.kind == "key"))
+
+    def cells(self, site: Site) -> PassView:
+        """A table with a cell for each pair that several batch entries or heads share: a program for a tile of it."""
+        view = self._pass("cells", self._fresh.fresh(f"{self.spec.name}_backward_{site.name}"), Visits("q"), (site,))
+        owners, members, member = SHARED_BY[tuple(sorted(axis for _, axis in site.own))]
+        tiles = f"row_tiles * triton.cdiv(k_len, {view.tile_k})"
+        return replace(view, members=members, member=member, programs=f"{owners} * {tiles}")
+
+    def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
+        spec, plan = self.spec, self.plan
+        tables = tables_of(visits)
+        args = pass_arguments(which, spec, replace(plan, tables=bool(tables)), self.names, mine)
+        ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
+        taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
+
+        def lower() -> Lowering:
+            known = partial(nonnegative, spec=spec)
+            return Lowering(spec, dict(self.names), Names(taken), known, tables, plan.int_bits)
+
+        lowering = lower()
+        scale, folds = self._scale(lowering)
+        found = pairs(lowering, mine)
+        sums = _begin(lowering, mine, which), _end(lowering, mine)
+        key_lines = lowering.take("key")
+        pair_lines = (*found.lines, *lowering.take("pair"))
+        mask = conjoin(lowering, spec.masks, "row < q_len" if which == "dkdv" else "k < k_len")
+        mask_lines = (*(() if which == "dkdv" else lowering.take("key")), *lowering.take("pair"))
+        by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+        key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
+        tables_text = tables_view(tables, args, self.names, plan.int_bits, lower) if tables else None
+        view = visits_view(visits, lowering)
+        swapped = which == "dkdv"
+        row_lines = lowering.take("row")
+        if swapped:  # there, keys are what a program has, and rows come by
+            key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
+        base = self._view(
+            which, kernel, args, plan.tile_k if swapped else plan.tile_q, plan.tile_q if swapped else plan.tile_k
+        )
+        return replace(
+            base, scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
+            program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
+            score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
+            mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
+            begin_lines=sums[0], end_lines=sums[1],
+            helpers=frozenset(lowering.printer.helpers),
+        )  # fmt: skip
+
+    def _scale(self, lowering: Lowering) -> tuple[tuple[str, ...], bool]:
+        """The lines of the scale, and whether it goes into the exponential's factor."""
+        given = self.spec.scale
+        scale: Expr = Const(self.plan.head_dim**-0.5) if given is None else given
+        scale = Op("float", (scale,), "float") if scale.type == "int" else scale
+        text = lowering.text(scale, TERM)
+        folds = not self.spec.scores and isinstance(scale, Const) and scale.value > 0
+        more = ("exponent = scale * LOG2E",) if folds else ()
+        return (*lowering.take("program"), f"scale = {text}", *more), folds
+
+    def _view(self, which: str, kernel: str, args: Sequence[Argument], tile_q: int, tile_k: int) -> PassView:
+        plan = self.plan
+        k_parts = split(plan.head_dim, "d")
+        v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
+        wide = plan.int_bits == 64
+        return PassView(
+            kernel=kernel, signature=launch.signature_lines(args), jit_options=launch.jit_options(args),
+            general=launch.general(args), launch=launch.launch_lines(args, self.names), tile_q=tile_q, tile_k=tile_k,
+            kv="pointer", align=self.spec.align, position_open="(" if wide else "",
+            position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
+            d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
+            dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
+        )  # fmt: skip
+
+
+def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, ...]:
+    """Sums start at 0, tables at their program's own entries; a sink gives its share."""
+    lines = []
+    side = "TILE_K" if which == "dkdv" else "TILE_Q"
+    for s in mine:
+        if s.kind in ("table", "row_table"):
+            own = "at" if s.kind == "row_table" else "(head * tiles + mine).to(tl.int64)"
+            lines.append(f"{s.pointer} += {own} * cells_{s.name}")
+        if s.gathers or s.kind == "key":
+            lines.append(f"{s.name} = tl.zeros([{side}, 1], tl.float32)")
+    sink = lowering.spec.softmax.args[0] if lowering.spec.softmax.policy == "sink" else None
+    if sink is None or which != "dq":
+        return tuple(lines)
+    found = [(s, d) for s in mine if (d := derivative(sink, s.at)) != ZERO]
+    if found:
+        lowering.names |= VALUES
+        lines.append(f"share = -tl.exp2({lowering.text(sink, TERM)} * LOG2E - lse) * delta")
+    for s, slope in found:
+        lines += row_lines(lowering, s, multiply(SHARE, slope))
+    return tuple(lines)
+
+
+def _end(lowering: Lowering, mine: Sequence[Site]) -> tuple[str, ...]:
+    return tuple(line for s in mine if s.gathers or s.apart or s.kind == "key" for line in end_lines(lowering, s))
+
+
+def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
+    params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
+    return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])
+
+
+def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
+    """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
+    sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
+    took = ""
+    if resources is not None:
+        spills = f"{resources.spills} spills" if resources.spills else "no spills"
+        took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
+    stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
+    return (
+        *comment(text),
+        f"# backward · {plan.algorithm} · dQ in tiles of {plan.tile_q} × {plan.tile_k}, dK and dV of {plan.tile_k} × "
+        f"{plan.tile_q} · {stages} · {plan.warps} warps · deterministic",
+        f"# {plan.target}, {plan.dtype}, {sizes}{took}",
+        "# Scores are worked out again from lse, in each direction. A row that sees nothing: zero gradients.",
+        f"# made by: attncc build {spec.name}.attn --target {plan.target}",
+    )  # fmt: skip
