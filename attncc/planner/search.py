@@ -57,7 +57,8 @@ def choose(
     if not legal:
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
     masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
-    timed = sorted(((costs(plan, usual, target, masked=masked), plan) for plan in legal), key=lambda pair: _rank(*pair))
+    timed = [(costs(plan, usual, target, masked=masked), plan) for plan in legal]
+    timed.sort(key=lambda pair: _rank(*pair, target, masked))
     best, plan = timed[0]
     slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
@@ -77,9 +78,10 @@ def _same_bits(plan: KernelPlan) -> tuple[object, ...]:
     return (plan.tile_q, plan.tile_k, plan.warps, plan.reference)
 
 
-def _rank(predicted: Costs, plan: KernelPlan) -> tuple[float, int, int, int, int]:
-    """Time first; equals go to the smaller footprint."""
-    return (predicted.predicted_ms, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
+def _rank(predicted: Costs, plan: KernelPlan, target: Target, masked: bool) -> tuple[float, float, int, int, int, int]:
+    """Time first; where the memory alone decides it, what leaves the most to spare; then the smaller footprint."""
+    spare = efficiency.efficiency(plan, target, masked) if target.is_gpu else 0.0
+    return (predicted.predicted_ms, -spare, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
 
 
 def _candidates(

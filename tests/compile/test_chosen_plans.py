@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import triton
 
 from attncc.analysis import kernel_visits
+from attncc.codegen.tables import tables_of
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, Shape
 from attncc.planner import choose
@@ -74,10 +76,15 @@ def test_short_queries_have_plans_that_fit(compiled, name, rows):
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
 def test_the_library_fits_the_prediction(compiled, path, name):
-    spec = parse(path.read_text(), path.name).spec
-    plan = choose(spec.bind({}), Shape(head_dim=64, head_dim_v=64), target(name), kernel_visits(spec.bind({}))).plan
-    found = compiled(spec.bind({}), plan)
+    spec = parse(path.read_text(), path.name).spec.bind({})
+    visits = kernel_visits(spec)
+    plan = choose(spec, Shape(head_dim=64, head_dim_v=64), target(name), visits).plan
+    plan = replace(plan, tables=bool(tables_of(visits)))
+    found = compiled(spec, plan)
     assert found.shared_bytes <= found.predicted_shared_bytes
+    at_run_time = plan.tables or visits.may is not None or visits.must is not None
+    if triton.__version__ == PINNED and not (plan.gather_bytes or plan.pair_bits or at_run_time):
+        assert found.predicted_shared_bytes <= 1.10 * found.shared_bytes
 
 
 def test_the_general_kernel_takes_no_more_than_the_aligned_one(compiled):
