@@ -57,9 +57,9 @@ def block_sparse_forward_scans(
     Tables += slab.to(tl.int64) * (5 * q_tiles)
     first_1 = k_tiles
     stop_1 = 0
-    count_1 = 0
     first_2 = k_tiles
     stop_2 = 0
+    count_2 = 0
     for lane_base in range(0, k_tiles, 128):
         lane = lane_base + tl.arange(0, 128)
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
@@ -67,18 +67,18 @@ def block_sparse_forward_scans(
         blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(first_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(first_row + k_len - q_len, 64)) & (floor_div(first_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
         blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
         blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        holds = (lane < k_tiles) & (floor_div(last_row + k_len - q_len, 64) <= floor_div(first_row + k_len - q_len, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___
+        holds = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(first_row + k_len - q_len, 64) + 2 <= floor_div(last_row + k_len - q_len, 64)) | (inner_first // 64 + 2 <= inner_last // 64))
         first_1 = tl.minimum(first_1, tl.min(tl.where(holds, lane, k_tiles)))
         stop_1 = tl.maximum(stop_1, tl.max(tl.where(holds, lane + 1, 0)))
-        count_1 += tl.sum(holds.to(tl.int32))
-        holds = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(first_row + k_len - q_len, 64) + 2 <= floor_div(last_row + k_len - q_len, 64)) | (inner_first // 64 + 2 <= inner_last // 64))
+        holds = (lane < k_tiles) & (floor_div(last_row + k_len - q_len, 64) <= floor_div(first_row + k_len - q_len, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___
         first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
         stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
+        count_2 += tl.sum(holds.to(tl.int32))
     tl.store(Tables + mine, first_1)
     tl.store(Tables + q_tiles + mine, stop_1)
-    tl.store(Tables + 2 * q_tiles + mine, count_1)
-    tl.store(Tables + 3 * q_tiles + mine, first_2)
-    tl.store(Tables + 4 * q_tiles + mine, stop_2)
+    tl.store(Tables + 2 * q_tiles + mine, first_2)
+    tl.store(Tables + 3 * q_tiles + mine, stop_2)
+    tl.store(Tables + 4 * q_tiles + mine, count_2)
 
 
 @triton.jit(
@@ -116,16 +116,16 @@ def block_sparse_forward(
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
     Tables += h.to(tl.int64) * (5 * q_tiles)
-    blocks_q_full_first = tl.load(Tables + mine)
-    blocks_q_full_count = tl.load(Tables + 2 * q_tiles + mine)
-    blocks_q_full_stop = tl.load(Tables + q_tiles + mine)
-    one_piece = blocks_q_full_first + blocks_q_full_count == blocks_q_full_stop
-    blocks_q_first = tl.load(Tables + 3 * q_tiles + mine)
+    blocks_q_first = tl.load(Tables + mine)
     begin = blocks_q_first
     q_high = last_row + k_len - q_len
-    blocks_q_stop = tl.load(Tables + 4 * q_tiles + mine)
+    blocks_q_stop = tl.load(Tables + q_tiles + mine)
     end = tl.minimum(blocks_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
+    blocks_q_full_first = tl.load(Tables + 2 * q_tiles + mine)
     full_begin = tl.minimum(blocks_q_full_first, end)
+    blocks_q_full_count = tl.load(Tables + 4 * q_tiles + mine)
+    blocks_q_full_stop = tl.load(Tables + 3 * q_tiles + mine)
+    one_piece = blocks_q_full_first + blocks_q_full_count == blocks_q_full_stop
     q_low = first_row + k_len - q_len
     full_end = tl.maximum(full_begin, tl.where(one_piece, tl.minimum(blocks_q_full_stop, tl.maximum(q_low + 1, 0) // TILE_K), 0))
     masked_0 = tl.maximum(full_begin - begin, 0)

@@ -48,8 +48,8 @@ def document_forward_tables(
     k = tile * TILE_K + tl.arange(0, TILE_K)
     Tables += slab.to(tl.int64) * (2 * k_tiles + 5 * q_tiles) + tile
     doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
-    tl.store(Tables, tl.min(tl.where(k < k_len, doc_k, 2147483647)))
-    tl.store(Tables + k_tiles, tl.max(tl.where(k < k_len, doc_k, -2147483647)))
+    tl.store(Tables, tl.max(tl.where(k < k_len, doc_k, -2147483647)))
+    tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, doc_k, 2147483647)))
 
 
 @triton.jit(
@@ -75,30 +75,30 @@ def document_forward_scans(
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
     Tables += slab.to(tl.int64) * (2 * k_tiles + 5 * q_tiles)
     doc_q = tl.load(doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1, mask=(0 <= q) & (q < k_len), other=0)
-    doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
     doc_q_min = tl.min(tl.where(row < q_len, doc_q, 2147483647))
+    doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
     first_1 = k_tiles
     stop_1 = 0
-    count_1 = 0
     first_2 = k_tiles
     stop_2 = 0
+    count_2 = 0
     for lane_base in range(0, k_tiles, 128):
         lane = lane_base + tl.arange(0, 128)
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        doc_k_min = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
-        doc_k_max = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-        holds = (lane < k_tiles) & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min)
+        doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
+        holds = (lane < k_tiles) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max)
         first_1 = tl.minimum(first_1, tl.min(tl.where(holds, lane, k_tiles)))
         stop_1 = tl.maximum(stop_1, tl.max(tl.where(holds, lane + 1, 0)))
-        count_1 += tl.sum(holds.to(tl.int32))
-        holds = (lane < k_tiles) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max)
+        holds = (lane < k_tiles) & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min)
         first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
         stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
+        count_2 += tl.sum(holds.to(tl.int32))
     tl.store(Tables + 2 * k_tiles + mine, first_1)
     tl.store(Tables + 2 * k_tiles + q_tiles + mine, stop_1)
-    tl.store(Tables + 2 * k_tiles + 2 * q_tiles + mine, count_1)
-    tl.store(Tables + 2 * k_tiles + 3 * q_tiles + mine, first_2)
-    tl.store(Tables + 2 * k_tiles + 4 * q_tiles + mine, stop_2)
+    tl.store(Tables + 2 * k_tiles + 2 * q_tiles + mine, first_2)
+    tl.store(Tables + 2 * k_tiles + 3 * q_tiles + mine, stop_2)
+    tl.store(Tables + 2 * k_tiles + 4 * q_tiles + mine, count_2)
 
 
 @triton.jit(
@@ -138,16 +138,16 @@ def document_forward(
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
     Tables += b.to(tl.int64) * (2 * k_tiles + 5 * q_tiles)
-    doc_q_full_first = tl.load(Tables + 2 * k_tiles + mine)
-    doc_q_full_count = tl.load(Tables + 2 * k_tiles + 2 * q_tiles + mine)
-    doc_q_full_stop = tl.load(Tables + 2 * k_tiles + q_tiles + mine)
-    one_piece = doc_q_full_first + doc_q_full_count == doc_q_full_stop
-    doc_q_first = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
+    doc_q_first = tl.load(Tables + 2 * k_tiles + mine)
     begin = doc_q_first
     q_high = last_row + k_len - q_len
-    doc_q_stop = tl.load(Tables + 2 * k_tiles + 4 * q_tiles + mine)
+    doc_q_stop = tl.load(Tables + 2 * k_tiles + q_tiles + mine)
     end = tl.minimum(doc_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
+    doc_q_full_first = tl.load(Tables + 2 * k_tiles + 2 * q_tiles + mine)
     full_begin = tl.minimum(doc_q_full_first, end)
+    doc_q_full_count = tl.load(Tables + 2 * k_tiles + 4 * q_tiles + mine)
+    doc_q_full_stop = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
+    one_piece = doc_q_full_first + doc_q_full_count == doc_q_full_stop
     q_low = first_row + k_len - q_len
     full_end = tl.maximum(full_begin, tl.where(one_piece, tl.minimum(doc_q_full_stop, tl.maximum(q_low + 1, 0) // TILE_K), 0))
     masked_0 = tl.maximum(full_begin - begin, 0)
@@ -179,8 +179,8 @@ def document_forward(
         step = lane_base + tl.arange(0, 32)
         lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        doc_k_max = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-        doc_k_min = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
         live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (inner_first <= q_high)
         whole = live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
         for masked in tl.static_range(2):  # whole tiles first, then those that need the mask

@@ -74,9 +74,6 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
     emitter = Emitter(spec, _folds(spec, f))
     spans = [s for s in spans if s[0].ok is not f.algebra.false]
     simple = _in_order([_tiles(*s, f) for s in spans], spans) if 1 <= len(spans) <= ranges else None
-    for _, whole in spans:
-        if whole.tiles is not None and whole.ok is not f.algebra.false:
-            emitter.name("one_piece", whole.ok)
     if simple is not None:
         (masked, full), widened = _segments(simple, emitter), False
     else:
@@ -203,6 +200,7 @@ class Tiles:
     end: Term
     full_begin: Term
     full_end: Term
+    one_piece: Term | None = None  # whether the tiles that a scan found full lie side by side
 
 
 def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
@@ -222,7 +220,8 @@ def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
         full_begin, full_end = home.most(full_begin, must.tiles[0]), home.least(full_end, must.tiles[1])
     if full_begin is not begin:
         full_begin = home.least(full_begin if may.exact else home.most(full_begin, begin), end)
-    return Tiles(begin, end, full_begin, home.most(home.where(must.ok, full_end, 0), full_begin))
+    full_end = home.most(home.where(must.ok, full_end, 0), full_begin)
+    return Tiles(begin, end, full_begin, full_end, must.ok if must.tiles is not None else None)
 
 
 def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
@@ -234,6 +233,8 @@ def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, 
             masked.append(Segment(begin, end))
             continue
         full_begin = emitter.name("full_begin" + tail, r.full_begin)
+        if r.one_piece is not None:
+            emitter.name("one_piece" + tail, r.one_piece)
         full_end = emitter.name("full_end" + tail, r.full_end)
         full.append(Segment(full_begin, full_end))
         masked += [Segment(*s) for s in ((begin, full_begin), (full_end, end)) if s[0] != s[1]]
@@ -256,7 +257,8 @@ def _in_order(tiles: list[Tiles], spans: list[tuple[Span, Span]]) -> list[Tiles]
     if a.full_begin is a.full_end:
         return [Tiles(a.begin, end, end, end), b]
     full_begin = home.least(a.full_begin, end)
-    return [Tiles(a.begin, end, full_begin, home.most(home.least(a.full_end, end), full_begin)), b]
+    full_end = home.most(home.least(a.full_end, end), full_begin)
+    return [Tiles(a.begin, end, full_begin, full_end, a.one_piece), b]
 
 
 def _many_ranges(
