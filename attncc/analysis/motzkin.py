@@ -11,7 +11,7 @@ from attncc.analysis.normal import Clause, Solver
 from attncc.analysis.terms import Term
 
 Row = tuple[dict[int, Fraction], Fraction]  # sum of coefficients times terms (by id) plus a constant, at most 0
-ROWS = 600
+ROWS = 250  # beyond which a proof is given up
 
 
 def impossible(terms: Iterable[Term]) -> bool:
