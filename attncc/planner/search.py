@@ -58,7 +58,7 @@ def choose(
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
     masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
     timed = [(costs(plan, usual, target, masked=masked), plan) for plan in legal]
-    timed.sort(key=lambda pair: _rank(*pair, target, masked))
+    timed.sort(key=lambda pair: _rank(pair[0], pair[1], target, masked))
     best, plan = timed[0]
     slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)

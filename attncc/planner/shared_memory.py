@@ -97,7 +97,8 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     unit = matrix_unit(plan, target)
     ahead = max(plan.stages - 1, 1)
     beside = {"pair": ahead, "key_operand": ahead, "gather": GATHERS.get(unit, 1)}
-    return (*({**moment, **beside} for moment in _LAYOUTS[unit](plan, target)), {"out_piece": 1})
+    moments = _LAYOUTS[unit](plan, target)
+    return (*(m if m == {"query_piece": 1} else {**m, **beside} for m in moments), {"out_piece": 1})
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
