@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attncc.codegen.signature import Argument
 from attncc.ir import AttentionSpec, KernelPlan
@@ -47,7 +48,18 @@ def launch_lines(args: Sequence[Argument], names: Mapping[str, str]) -> tuple[st
         name, dot, rest = a.value.partition(".")
         return names[name] + dot + rest
 
-    return _lines((_group(a), value(a)) for a in args if a.kind != "constexpr")
+    passed = [(_group(a), value(a)) for a in args if a.kind != "constexpr"]
+    return _lines(_spread(passed))
+
+
+def _spread(passed: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """`x.stride(0), x.stride(1), ...` as `*x.stride()`: nobody passes only some of them."""
+    for group, text in passed:
+        one = re.fullmatch(r"(\w+)\.stride\((\d+)\)", text)
+        if one is None:
+            yield group, text
+        elif one[2] == "0":
+            yield group, f"*{one[1]}.stride()"
 
 
 def jit_options(args: Sequence[Argument]) -> tuple[str, ...]:

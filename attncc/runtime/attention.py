@@ -29,7 +29,8 @@ Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 class Ready:
     """What a signature (shapes, strides, dtypes, devices) leads to."""
 
-    launch: Callable[[int, bool], Launch]  # int_bits, and whether K and V are where TMA can address them
+    launches: dict[tuple[bool, bool], Launch]  # by: 32-bit integers do, TMA can address K and V
+    build: Callable[[bool, bool], Launch]  # one that is missing
     clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
     fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
     aligned: bool  # strides that TMA takes
@@ -74,7 +75,7 @@ class Attention:
         try:
             signature = (
                 q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(),
-                v.stride(), len(given), *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
+                v.stride(), *given, *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
             )  # fmt: skip
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):
@@ -87,7 +88,7 @@ class Attention:
             self._refuse_gradients(q, k, v, given)
         values, safe = self._values(ready, given)
         aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
-        launch = ready.launch(32 if safe else 64, aligned)
+        launch = ready.launches.get((safe, aligned)) or ready.build(safe, aligned)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):
                 out, lse = launch(q, k, v, **values)
@@ -127,14 +128,15 @@ class Attention:
             sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
             arguments.DTYPES[q.dtype],
         ))  # fmt: skip
-        launch = partial(self._launcher, target, shape)
-        launch(32, aligned)
+        launches: dict[tuple[bool, bool], Launch] = {}
+        build = partial(self._launcher, target, shape, launches)
+        build(True, aligned)
         here = analysis.Env({"q_len": sizes.q_len, "k_len": sizes.k_len})
         clamps = {
             n: (int(analysis.evaluate(low, here)), int(analysis.evaluate(high, here)))
             for n, (low, high) in self._widths.clamps.items()
         }
-        ready = Ready(launch, clamps, cache(partial(self._fits, longest)), aligned)
+        ready = Ready(launches, build, clamps, cache(partial(self._fits, longest)), aligned)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -148,12 +150,15 @@ class Attention:
         scalars = (p.name for p, _, _ in self._scalars if p.type == "int")
         return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
 
-    def _launcher(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
+    def _launcher(
+        self, target: str, shape: Shape, launches: dict[tuple[bool, bool], Launch], narrow: bool, aligned: bool
+    ) -> Launch:
         """The launcher of the generated file for a shape class; found or built, and loaded, once."""
-        key = (target, shape, int_bits, aligned)
+        key = (target, shape, narrow, aligned)
         found = self._launchers.get(key)
         if found is None:
-            found = self._launchers[key] = self._load(target, shape, int_bits, aligned)
+            found = self._launchers[key] = self._load(target, shape, 32 if narrow else 64, aligned)
+        launches[narrow, aligned] = found
         return found
 
     def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
