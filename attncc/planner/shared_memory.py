@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from math import gcd
 
 from attncc.ir import KernelPlan
@@ -16,11 +17,23 @@ from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 GATHERS = {"tcgen05": 2}  # tiles of gathered operands that change their layout at a time, where not one
+DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
+PADDING = 16  # of the bytes of a buffer, at least: what is added to it
 WORD = 4  # bytes that a packed bit is loaded as
 BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
 
 
 ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses
+
+
+@cache
+def triton_release() -> tuple[int, int]:
+    """Major and minor number of the Triton that is installed, which will compile; without one, of the newest."""
+    try:
+        major, minor, *_ = version("triton").split(".")
+    except PackageNotFoundError:
+        return DIRECT_TO_SHARED
+    return int(major), int(minor)
 
 
 @cache
@@ -150,14 +163,21 @@ def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
-    """Q passes through once, before the loop; P where the two products deal out rows to warps differently."""
+    """Q passes through once, before the loop; P where the two products deal out rows to warps differently, and in
+    float32. From Triton 3.8 on, loads that go past the registers (CDNA4) have a buffer for every stage, padded against
+    bank conflicts; before, and on CDNA3, one stage waits in registers."""
     rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
-    weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps)
+    weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps or plan.dtype == "f32")
+    query: Phase = {"query_piece": 1}
+    if plan.stages > 1 and target.caps.has_async_copy and triton_release() >= DIRECT_TO_SHARED:
+        tiles = parts(plan)
+        padding = plan.stages * (tiles.key + tiles.value) // PADDING
+        return query, {"key": plan.stages, "value": plan.stages, "weights": weights, "bytes": padding}
     if is_pipelined(plan):
-        return {"query_piece": 1}, {"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights}
+        return query, {"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights}
     if plan.stages > 1 and target.caps.has_async_copy:
-        return {"query_piece": 1}, {"key": 1, "value": 1, "weights": weights}
-    return {"query_piece": 1}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
+        return query, {"key": 1, "value": 1, "weights": weights}
+    return query, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
 
 
 def _mfma_rows(plan: KernelPlan, columns: int) -> int:

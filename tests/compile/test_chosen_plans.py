@@ -20,6 +20,7 @@ from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose predictions are held to 10%; for others they only must not be too low
 FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the loop
+UNROLLED = 512  # where scalar products, all unrolled, leave the compiler no room
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 CAUSAL = parse("attention causal { mask k <= q }").spec
 FEW = [
@@ -33,8 +34,6 @@ MANY = [
     (name, d, dv, dtype) for name in NAMES for d, dv in SIZES for dtype in ("f16", "f32")
     if (name, d, dv, dtype) not in FEW
 ]  # fmt: skip
-# Chosen all the same, since every other plan is slower: bytes that they spill with the pinned Triton.
-SPILLING: dict[tuple[str, int, int, str], int] = {}
 
 Compiled = Callable[..., Resources]
 
@@ -49,7 +48,7 @@ def check(compiled: Compiled, spec: AttentionSpec, name: str, d: int, dv: int, d
         assert found.shared_bytes <= found.predicted_shared_bytes == plan.shared_bytes
         if triton.__version__ == PINNED:
             assert found.predicted_shared_bytes <= 1.10 * found.shared_bytes
-            assert any_stride or found.spills <= SPILLING.get((name, d, dv, dtype), FEW_WORDS)
+            assert any_stride or found.spills <= (UNROLLED if matrix_unit(plan, target(name)) == "fma" else FEW_WORDS)
         if (unit := matrix_unit(plan, target(name))) != "fma":
             assert unit in found.instructions
 

@@ -1,5 +1,7 @@
 """Shared memory and registers against what the compiler reported."""
 
+from dataclasses import replace
+
 import pytest
 
 from attncc.ir import KernelPlan
@@ -11,6 +13,22 @@ from tests.planner.recorded import RECORDED
 def plan_of(record):
     name, tile_q, tile_k, warps, stages, d, dv, dtype = record[:8]
     return KernelPlan(name, "fa2", "q_outer", tile_q, tile_k, stages, warps, d, dv, dtype)
+
+
+@pytest.fixture(autouse=True)
+def recorded_release(monkeypatch):
+    """The Triton that the figures are of."""
+    monkeypatch.setattr(shared_memory, "triton_release", lambda: (3, 7))
+
+
+def test_cdna4_gets_a_buffer_for_every_stage_from_triton_3_8_on(monkeypatch):
+    plan = KernelPlan("gfx950", "fa2", "q_outer", 64, 32, 3, 4, 128, 128, "f16")
+    before = shared_memory.fa2_forward(plan, target("gfx950"))
+    monkeypatch.setattr(shared_memory, "triton_release", lambda: (3, 8))
+    assert before == 36864
+    assert 54720 <= shared_memory.fa2_forward(plan, target("gfx950")) <= 1.1 * 54720  # reported by 3.8.0 and 3.9.0
+    same = replace(plan, target="gfx942")
+    assert shared_memory.fa2_forward(same, target("gfx942")) == before
 
 
 @pytest.mark.parametrize("record", RECORDED, ids=lambda r: "-".join(map(str, r[:8])))
