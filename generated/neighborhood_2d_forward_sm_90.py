@@ -6,7 +6,7 @@
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the running maximum
 # sm_90, bf16, head size 128: 128 registers, 80 spills, 96 KB of shared memory
-# HBM: Q and Out once, K and V once for each tile of rows that sees them. A row without keys gives 0, lse -inf.
+# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build neighborhood_2d.attn --target sm_90     checked by: python neighborhood_2d_forward_sm_90.py
 
 import os
@@ -121,21 +121,18 @@ def neighborhood_2d_forward(
 def forward(q, k, v, *, height, width, radius):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
     lse [B, H, Q] in float32 (natural log)."""
-    (b_len, h_len, q_len, _), (h_kv_len, k_len) = q.shape, k.shape[1:3]
-    out = torch.empty((b_len, h_len, q_len, 128), dtype=q.dtype, device=q.device)
-    lse = torch.empty((b_len, h_len, q_len), dtype=torch.float32, device=q.device)
-    group, programs = h_len // max(h_kv_len, 1), b_len * h_len * triton.cdiv(q_len, 128)
-    if programs == 0:
+    (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
+    out = q.new_empty((b_len, h_len, q_len, 128))
+    lse = q.new_empty((b_len, h_len, q_len), dtype=torch.float32)
+    if not lse.numel():
         return out, lse
-    head_bytes = k_len * (128 + 128) * k.element_size()
-    together = group * max(25165824 // (head_bytes + 1), 1)  # heads whose K and V fit in L2
-    for x in (k, v):
-        if x.stride(3) != 1 or any(s * x.element_size() % 16 or s == 0 for s in x.stride()[:3]) or x.data_ptr() % 16 or k_len == 0:
-            raise ValueError("TMA wants keys and values of at least one row, contiguous rows, and 16-byte-aligned strides")
-    neighborhood_2d_forward[(programs,)](
+    group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
+    together = 8 * group  # heads whose tiles run side by side
+    # TMA takes keys and values at 16-byte-aligned addresses and strides; neighborhood_2d_forward_sm_90_any_stride.py takes the rest.
+    neighborhood_2d_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse,
-        q.stride(0), q.stride(1), q.stride(2), q.stride(3),
+        *q.stride(),
         q_len, k_len, b_len, h_len, group, together,
         height, width, radius,
         TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,

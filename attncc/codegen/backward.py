@@ -111,7 +111,7 @@ class BackwardView:
     tallies: frozenset[str]
     warps: int
     stages: int
-    resident_bytes: int
+    together: int
 
 
 def render_backward(
@@ -155,7 +155,7 @@ def backward_view(
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=frozenset({"table": "tally", "row_table": "tally_rows"}[s.kind] for s in make.sites
                           if s.kind in ("table", "row_table")),
-        warps=plan.warps, stages=plan.stages, resident_bytes=plan.resident_bytes,
+        warps=plan.warps, stages=plan.stages, together=plan.together,
     )  # fmt: skip
 
 

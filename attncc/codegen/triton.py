@@ -26,7 +26,6 @@ from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
 SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 
-SIZES = {"bf16": 2, "f16": 2, "f32": 4}  # of an element, in bytes
 TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
 
 
@@ -41,8 +40,7 @@ class KernelView:
     kv: str
     seq: str
     align: str
-    resident_rows: int  # of K and V of one head that stay in L2
-    most_together: int
+    together: int
     other_file: str  # the one beside a descriptor kernel
     signature: tuple[str, ...]
     jit_options: tuple[str, ...]
@@ -184,8 +182,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan),
         softmax="online", kv=plan.loads, seq="fixed", align=spec.align,
-        resident_rows=plan.resident_bytes // ((plan.head_dim + plan.head_dim_v) * SIZES[plan.dtype]),
-        most_together=plan.most_together, other_file=file_name(spec.name, replace(plan, any_stride=True)),
+        together=plan.together, other_file=file_name(spec.name, replace(plan, any_stride=True)),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
         forward_arguments=launch.forward_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),

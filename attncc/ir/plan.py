@@ -35,8 +35,7 @@ class KernelPlan:
     dtype: str  # bf16 f16 f32
     products: str = "ieee"
     reference: str = "running"  # of exponentials: the running maximum; first_tile: that of a row's first visited tiles
-    resident_bytes: int = 24 << 20  # of K and V that stay in L2: heads run in groups of that size, longest tiles first,
-    most_together: int = 4  # and of this many heads of K and V at the most
+    together: int = 8  # heads of K and V whose tiles run side by side, the longest first: they share L2
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     any_stride: bool = False  # the kernel beside a descriptor one, for calls that TMA cannot take
     tables: bool = False  # the mask reads summaries of tensors, made by kernels before this one

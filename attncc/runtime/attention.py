@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,8 @@ class Ready:
     clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
     fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
     aligned: bool  # strides that TMA takes
+    narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
+    device: int | None  # index of the GPU
 
 
 class Attention:
@@ -47,8 +49,9 @@ class Attention:
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
-        self._scalars = tuple((p, spelled[p.name], p.name in divisors) for p in self.spec.scalars)
+        self._scalars = tuple((p.name, spelled[p.name], p, p.name in divisors) for p in self.spec.scalars)
         self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
+        self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
         self._entries: list[Entry] = []
@@ -75,8 +78,11 @@ class Attention:
         try:
             signature = (
                 q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(),
-                v.stride(), *given, *[(x.shape, x.dtype, x.device) for x in [given[n] for n in self._tensors]],
+                v.stride(), *given,
             )  # fmt: skip
+            if self._tensors:
+                tensors = [given[n] for n in self._tensors]
+                signature += tuple([(x.shape, x.dtype, x.device) for x in tensors])
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):
             signature, ready = (), None
@@ -86,31 +92,35 @@ class Attention:
             arguments.check_sorted(self.spec, given)
         if torch.is_grad_enabled():
             self._refuse_gradients(q, k, v, given)
-        values, safe = self._values(ready, given)
+        values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
         aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
-        launch = ready.launches.get((safe, aligned)) or ready.build(safe, aligned)
-        if q.is_cuda and q.device.index != torch.cuda.current_device():
-            with torch.cuda.device(q.device):
-                out, lse = launch(q, k, v, **values)
-        else:
+        launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
+        if ready.device is None or ready.device == torch.cuda.current_device():
             out, lse = launch(q, k, v, **values)
+        else:
+            with torch.cuda.device(ready.device):
+                out, lse = launch(q, k, v, **values)
         return (out, lse) if return_lse else out
+
+    def _renamed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Tensor parameters by their names in the generated file."""
+        return given if self._same_names else {spelled: given[name] for name, spelled in self._tensors.items()}
 
     def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(self._renamed({n: given[n] for n in self._tensors})) if self._tensors else {}
         ints: list[int] = []
-        for p, spelled, divides in self._scalars:
-            value = arguments.scalar(p, given.get(p.name, p.default), divides)
-            if isinstance(value, int):
-                if p.name in ready.clamps:
-                    low, high = ready.clamps[p.name]
-                    value = min(max(value, low), high)
+        for name, spelled, p, divides in self._scalars:
+            value = given.get(name, p.default)
+            if type(value) is not int or divides or p.type != "int":
+                value = arguments.scalar(p, value, divides)
+            if type(value) is int:
+                if name in ready.clamps:
+                    low, high = ready.clamps[name]
+                    value = low if value < low else high if value > high else value
                 ints.append(value)
             values[spelled] = value
-        for name, spelled in self._tensors.items():
-            values[spelled] = given[name]
-        return values, ready.fits(tuple(ints))
+        return values, ready.narrow and (not ints or ready.fits(tuple(ints)))
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
         """The slow way, once for a signature: every check, and the kernel found or built."""
@@ -136,7 +146,9 @@ class Attention:
             n: (int(analysis.evaluate(low, here)), int(analysis.evaluate(high, here)))
             for n, (low, high) in self._widths.clamps.items()
         }
-        ready = Ready(launches, build, clamps, cache(partial(self._fits, longest)), aligned)
+        fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
+        narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
+        ready = Ready(launches, build, clamps, fits, aligned, narrow, q.device.index if q.is_cuda else None)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -147,7 +159,7 @@ class Attention:
         """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""
         if max(longest, *map(abs, ints), 0) <= self._widths.limit:
             return True
-        scalars = (p.name for p, _, _ in self._scalars if p.type == "int")
+        scalars = (name for name, _, p, _ in self._scalars if p.type == "int")
         return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
 
     def _launcher(
