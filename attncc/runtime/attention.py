@@ -49,7 +49,10 @@ class Attention:
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
-        self._scalars = tuple((p.name, spelled[p.name], p, p.name in divisors) for p in self.spec.scalars)
+        self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, whether it divides
+            (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors)
+            for p in self.spec.scalars
+        )
         self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
@@ -77,12 +80,12 @@ class Attention:
         """
         try:
             signature = (
-                q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, k.stride(),
-                v.stride(), *given,
+                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.get_device(),
+                v.get_device(), *given,
             )  # fmt: skip
-            if self._tensors:
-                tensors = [given[n] for n in self._tensors]
-                signature += tuple([(x.shape, x.dtype, x.device) for x in tensors])
+            for name in self._tensors:
+                x = given[name]
+                signature += (x.shape, x.dtype, x.get_device())
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):
             signature, ready = (), None
@@ -108,19 +111,19 @@ class Attention:
 
     def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
-        values: dict[str, Any] = dict(self._renamed({n: given[n] for n in self._tensors})) if self._tensors else {}
-        ints: list[int] = []
-        for name, spelled, p, divides in self._scalars:
+        values = {spelled: given[name] for name, spelled in self._tensors.items()}
+        ints: tuple[int, ...] = ()
+        for name, spelled, plain, p, divides in self._scalars:
             value = given.get(name, p.default)
-            if type(value) is not int or divides or p.type != "int":
+            if not plain or type(value) is not int:
                 value = arguments.scalar(p, value, divides)
             if type(value) is int:
-                if name in ready.clamps:
-                    low, high = ready.clamps[name]
-                    value = low if value < low else high if value > high else value
-                ints.append(value)
+                bounds = ready.clamps.get(name)
+                if bounds is not None:
+                    value = min(max(value, bounds[0]), bounds[1])
+                ints += (value,)
             values[spelled] = value
-        return values, ready.narrow and (not ints or ready.fits(tuple(ints)))
+        return values, ready.narrow and (not ints or ready.fits(ints))
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
         """The slow way, once for a signature: every check, and the kernel found or built."""
@@ -159,7 +162,7 @@ class Attention:
         """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""
         if max(longest, *map(abs, ints), 0) <= self._widths.limit:
             return True
-        scalars = (name for name, _, p, _ in self._scalars if p.type == "int")
+        scalars = (p.name for p in self.spec.scalars if p.type == "int")
         return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
 
     def _launcher(
