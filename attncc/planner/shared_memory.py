@@ -164,8 +164,8 @@ def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q passes through once, before the loop; P where the two products deal out rows to warps differently, and for
-    float32 in 16 rows. From Triton 3.8 on, loads that go past the registers (CDNA4) have a buffer for every stage, padded against
-    bank conflicts; before, and on CDNA3, one stage waits in registers."""
+    float32 in 16 rows. From Triton 3.8 on, loads that go past the registers (CDNA4) have a buffer for every stage,
+    padded against bank conflicts; before, and on CDNA3, one stage waits in registers."""
     rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
     small = plan.dtype == "f32" and rows == 16
     weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps or small)
