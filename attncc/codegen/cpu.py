@@ -72,7 +72,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         programs=ranges.programs,
         align=spec.align,
         position=check.position,
-        uses=_uses(spec),
+        uses=uses(spec),
         scale=scale,
         is_masked=ranges.is_masked,
         call=free_axes(spec, spelled),
@@ -93,7 +93,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     )
 
 
-def _uses(spec: AttentionSpec) -> frozenset[str]:
+def uses(spec: AttentionSpec) -> frozenset[str]:
+    """Built-in names that the lines of a spec read."""
     found = {n for e in expressions(spec) for n in names(e)}
     more = {"h": {"h_kv"} & found, "row": {"q"} & found}
     return frozenset(found | {n for n, because in more.items() if because})

@@ -23,7 +23,7 @@ from attncc.ir import (
     tensors,
 )
 
-FORWARD, HELPERS, SELFCHECK = "cpu/forward.py.jinja", "cpu/helpers.jinja", "cpu/selfcheck.jinja"
+FORWARD, BACKWARD = "cpu/forward.py.jinja", "cpu/backward.py.jinja"
 TILES = replace(TORCH, forms={**TORCH.forms, "float": Form("real({0}, dtype)", helper="real")})
 BUILT_IN = {"b_len": "B", "h_len": "H"}  # the other built-in names are spelled as they are
 LENGTHS = ("b_len", "h_len", "q_len", "k_len")
@@ -46,13 +46,21 @@ def is_tensor(e: Expr) -> bool:
 
 def of_dtype(e: Expr) -> bool:
     """Whether a float `e` is for certain a tensor of the products' type; a 0-d float64 beside it changes nothing."""
+    return _kind(e) == "products"
+
+
+def _kind(e: Expr) -> str:
+    """scalar (a number, or 0-d), products (their type), or double: float64 of several elements, which takes over."""
     if isinstance(e, (Const, Var)):
-        return e == Var("s", "float")
-    if isinstance(e, Read):
-        return True
+        return "products" if e == Var("s", "float") else "scalar"
+    if isinstance(e, Read):  # one element for all is 0-d itself
+        return "products" if any(map(is_tensor, e.indices)) else "scalar"
     if e.op == "float":
-        return is_tensor(e.args[0])
-    return any(of_dtype(a) for a in (e.args[1:] if e.op == "where" else e.args) if a.type == "float")
+        return "products" if is_tensor(e.args[0]) else "scalar"
+    found = {_kind(a) for a in (e.args[1:] if e.op == "where" else e.args) if a.type == "float"}
+    if found == {"scalar"} and e.op == "where" and is_tensor(e.args[0]):
+        return "double"
+    return next(kind for kind in ("double", "products", "scalar") if kind in found)
 
 
 def prepared(spec: AttentionSpec) -> AttentionSpec:
@@ -127,18 +135,31 @@ class CpuLowering:
 
     def _read(self, e: Read) -> str:
         p = self.spec.param(e.tensor)
-        at = [i.name if isinstance(i, Var) else "" for i in e.indices]
         name, indices = self.spelled[e.tensor], ", ".join(map(self.printer, e.indices))
         if p.element == "bit":
             self.printer.helpers.add("read_bit")
             return f"read_bit({name}, {bit_extent(p.axes[-1], self.spelled)}, {indices})"
-        if list(p.axes) == at and at == [a for a in SLICES if a in at]:
-            dims = [SLICES[a] if a in at else "None" for a in SLICES]
-            text = f"{name}[{', '.join(dims[list(SLICES).index(at[0]) :])}]"
+        if where := self.slices(e):
+            text = f"{name}[{where}]"
         else:
             self.printer.helpers.add("read")
             text = f"read({name}, {indices})"
         return text + {"float": ".to(dtype)", "int": ".long()", "bool": ""}[e.type]
+
+    def slices(self, e: Read) -> str:
+        """How a tile's part of a tensor is cut out where its axes are read in their own order; else empty."""
+        at = [i.name if isinstance(i, Var) else "" for i in e.indices]
+        if list(self.spec.param(e.tensor).axes) != at or at != [a for a in SLICES if a in at]:
+            return ""
+        dims = [SLICES[a] if a in at else "None" for a in SLICES]
+        return ", ".join(dims[list(SLICES).index(at[0]) :])
+
+    def remember(self, e: Expr, name: str) -> None:
+        """From here on the value of `e` stands in a variable."""
+        self._known[e] = name
+
+    def forget(self, e: Expr) -> None:
+        del self._known[e]
 
     def scale(self, binds: int = ANY) -> str:
         """What q is multiplied by; an expression of no more than b, h and row."""

@@ -37,7 +37,7 @@ def reserved() -> frozenset[str]:
     for path in sorted(template_root().rglob("*.jinja")):
         text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
-        if path.name == "helpers.jinja":  # what a helper calls its arguments is nobody else's concern
+        if path.name.endswith("helpers.jinja"):  # what a helper calls its arguments is nobody else's concern
             text = " ".join(re.findall(r"def (\w+)", text))
         found.update(re.findall(r"[A-Za-z_]\w*", text))
     return frozenset(found)

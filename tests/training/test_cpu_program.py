@@ -1,0 +1,171 @@
+"""The backward pass of the generated PyTorch program: numbers, what it keeps, and that equal calls give equal bits."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attncc import analysis, frontend
+from attncc.codegen import parameter_names
+from attncc.codegen.cpu_backward import render_cpu_backward
+from attncc.ir import KernelPlan
+from tests.backward import cases
+from tests.backward.dense import attention, leaves
+
+SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.attn"))
+ROUNDING = {torch.bfloat16: 4e-3, torch.float32: 2e-7}  # of a parameter's own type
+FORMS = [
+    cases.Case("tanh", "attention a(t: f32[h, row, k] grad) { score tanh(s) + t[h, row, k] * s }",
+               cases.draw(t=(cases.H, cases.Q, cases.K))),
+    cases.Case("bare", "attention a { score exp(tanh(s)) mask k < q }"),
+    cases.Case("elements", "attention a(t: f32[3] grad) { score s + t[0] * s + t[q % 3] * sigmoid(s) "
+               "weight where(abs(q - k) < 5, 1, t[1]) }", cases.draw(t=(3,))),
+    cases.Case("mixed", "attention a(x: float grad) { score s * where(k < q, x, 1) + max(s, x) }",
+               lambda g: {"x": 0.7}),
+    cases.Case("heads_apart", "attention a(n: i32[h], t: f32[h_kv, k] grad) { mask k < n[h] score s * t[h_kv, k] }",
+               lambda g: {"n": torch.tensor([9, 40, 53, 0]).int(), "t": torch.rand(2, cases.K, generator=g)},
+               heads=4, kv_heads=2),
+]  # fmt: skip
+
+
+def program(text: str, tile_q: int = 16, tile_k: int = 16, head_dim: int = 16, head_dim_v: int = 16):
+    """(spec with consts bound, the file's text, its `backward`)"""
+    spec = frontend.parse(text).spec
+    spec = spec.bind({p.name: 16 for p in spec.consts if p.default is None})
+    plan = KernelPlan("cpu", "fa2", "q_outer", tile_q, tile_k, 1, 1, head_dim, head_dim_v, "f32", direction="backward")
+    source = render_cpu_backward(spec, analysis.visits(spec, "q"), plan, text)
+    space: dict = {"__name__": "program"}
+    exec(compile(source, "program", "exec"), space)
+    return spec, source, space["backward"]
+
+
+def inputs(case, dtype=torch.float32):
+    g = torch.Generator().manual_seed(7)
+    draw = partial(torch.randn, generator=g)
+    q = draw(case.batch, case.heads, case.q_len, case.head_dim)
+    k = draw(case.batch, case.kv_heads, case.k_len, case.head_dim)
+    v = draw(case.batch, case.kv_heads, case.k_len, case.head_dim_v)
+    d_out = draw(case.batch, case.heads, case.q_len, case.head_dim_v)
+    d_lse = draw(case.batch, case.heads, case.q_len) if case.with_lse else None
+    if case.poisoned:
+        k[:, :, -case.poisoned :], v[:, :, -case.poisoned :] = case.poison, case.poison
+    if case.strided:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+        d_out = torch.tensor(0.7).expand(d_out.shape)
+    return (q.to(dtype), k.to(dtype), v.to(dtype), d_out.to(dtype), d_lse), dict(case.make(g))
+
+
+def wanted(spec, case, call, params):
+    """(out, lse, gradients of q, k, v and the parameters marked grad), dense and in float64."""
+    q, k, v, d_out, d_lse = call
+    wide = leaves(q, k, v)
+    given = {p.name: params.get(p.name, p.default) for p in spec.params if p.grad}
+    given = {n: torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x for n, x in given.items()}
+    learned = {n: leaves(x)[0] for n, x in given.items()}
+    seen = torch.arange(case.k_len)[:, None] < case.k_len - case.poisoned
+    out, lse = attention(spec, wide[0], *(torch.where(seen, x, 0.0) for x in wide[1:]), {**params, **learned})
+    loss = (out * d_out).sum()
+    if d_lse is not None:
+        loss = loss + torch.where(lse.isfinite(), lse, 0.0).mul(d_lse).sum()
+    found = torch.autograd.grad(loss, [*wide, *learned.values()], allow_unused=True, materialize_grads=True)
+    return out.detach(), lse.detach(), dict(zip(["q", "k", "v", *learned], found, strict=True))
+
+
+def gradients(spec, backward, call, params, out, lse):
+    q, k, v, d_out, d_lse = call
+    spelled = parameter_names(spec)
+    d_q, d_k, d_v, more = backward(
+        q, k, v, out.to(q.dtype), lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32), d_out, d_lse,
+        **{spelled[n]: x for n, x in params.items()},
+    )  # fmt: skip
+    return {"q": d_q, "k": d_k, "v": d_v, **more}
+
+
+def assert_right(case, dtype=torch.float32, part=1e-5):
+    spec, _, backward = program(case.text)
+    call, params = inputs(case, dtype)
+    out, lse, want = wanted(spec, case, call, params)
+    have = gradients(spec, backward, call, params, out, lse)
+    assert have.keys() == want.keys()
+    for name, x in have.items():
+        narrow = max(part, ROUNDING.get(x.dtype, 0.0))
+        assert x.shape == want[name].shape
+        assert (x.double() - want[name]).abs().sum() <= narrow * want[name].abs().sum() + 1e-12, name
+    for name, x in gradients(spec, backward, call, params, out, lse).items():
+        assert torch.equal(x, have[name]), name
+
+
+@pytest.mark.parametrize("case", [*cases.QUICK, *cases.MORE, *FORMS], ids=lambda c: c.name)
+def test_gradients(case):
+    assert_right(case)
+
+
+@pytest.mark.parametrize("case", [*cases.QUICK, *FORMS], ids=lambda c: c.name)
+def test_gradients_in_float64(case):
+    assert_right(case, torch.float64, 1e-12)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
+def test_each_file_of_the_library_checks_itself(path, capsys):
+    _, source, _ = program(path.read_text(encoding="utf-8"), 64, 128)
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(source, path.stem, "exec"), {"__name__": "__main__"})
+    assert not ended.value.code, capsys.readouterr().out
+
+
+def test_a_file_that_is_wrong_says_so(capsys):
+    _, source, _ = program(SPECS[0].read_text(encoding="utf-8"), 64, 128)
+    with pytest.raises(SystemExit) as ended:
+        exec(
+            compile(source.replace("ds = (dp - delta)", "ds = (dp + delta)"), "wrong", "exec"), {"__name__": "__main__"}
+        )
+    assert ended.value.code, capsys.readouterr().out
+
+
+def test_excluded_pairs_give_exactly_nothing():
+    """Rows and keys that are left out may hold anything, in the gradient too; what is kept passes NaN on."""
+    _, _, backward = program("attention a { mask k < 20 and row >= 5 }")
+    call, _ = inputs(cases.Case("a", ""))
+    q, k, v, d_out, _ = call
+    out = torch.zeros(2, 2, 37, 16)
+    lse = torch.logsumexp((q @ k.repeat_interleave(2, 1).mT / 4)[..., :20], -1)
+    lse[:, :, :5] = -math.inf
+    clean = backward(q, k, v, out, lse, d_out)[:3]
+    for x, at in ((q, slice(0, 5)), (d_out, slice(0, 5)), (k, slice(20, None)), (v, slice(20, None))):
+        x[:, :, at] = math.nan
+    for x, y in zip(backward(q, k, v, out, lse, d_out)[:3], clean, strict=True):
+        assert torch.equal(x, y)
+    assert not clean[0][:, :, :5].any() and not clean[1][:, :, 20:].any() and not clean[2][:, :, 20:].any()
+    d_out[0, 0, 9, 0] = math.nan
+    d_q, d_k, d_v, _ = backward(q, k, v, out, lse, d_out)
+    assert d_q[0, 0, 9].isnan().all() and d_k[0, 0, :20].isnan().all() and d_v[0, 0, :20, 0].isnan().all()
+    assert d_q[0, 0, 10:].isfinite().all() and d_v[0, 0, :, 1:].isfinite().all() and d_k[1].isfinite().all()
+
+
+class Largest(TorchDispatchMode):
+    """The largest storage that an operator made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(x, torch.Tensor):
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return made
+
+
+def test_memory_is_linear_in_length():
+    _, _, backward = program("attention a(t: f32[h] grad) { score s * t[h] mask k <= q }")
+    sizes = []
+    for length in (512, 1024):
+        q, k, v, d_out = (torch.ones(1, 1, length, 16) for _ in range(4))
+        with Largest() as largest:
+            backward(q, k, v, q, torch.zeros(1, 1, length), d_out, t=torch.ones(1))
+        sizes.append(largest.bytes)
+    assert sizes == [512 * 16 * 4, 1024 * 16 * 4]
