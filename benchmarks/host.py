@@ -2,7 +2,7 @@
 
     python benchmarks/host.py [--out DIR]
 
-The kernel is tiny, so that the GPU keeps up. Triton's own launch is `kernel[grid](...)` with the very arguments that the
+The kernel is tiny, so that the GPU keeps up. Triton's own launch is `kernel[grid](...)` with the arguments that the
 call passes to it, TMA descriptors made for each launch, as Triton asks; beside it the same with descriptors that are
 there already. Medians of many rounds of calls, without waiting for the device.
 """

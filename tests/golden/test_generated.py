@@ -57,7 +57,7 @@ def test_what_is_rendered_is_what_is_committed(spec: Path, request: pytest.Fixtu
         RESOURCES.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
         path.write_text(pipeline.render(plan, took), encoding="utf-8")
     again = pipeline.render(planned(spec), committed(spec))
-    assert path.read_text(encoding="utf-8") == again, "it drifted: `make generated` renews it, then look at the difference"
+    assert path.read_text(encoding="utf-8") == again, "it drifted: `make generated` renews it; look at the difference"
 
 
 def test_nothing_else_is_committed():
