@@ -243,7 +243,8 @@ class Builder:
         v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
         wide = plan.int_bits == 64
         return PassView(
-            kernel=kernel, arguments=tuple(args), signature=launch.signature_lines(args), jit_options=launch.jit_options(args),
+            kernel=kernel, arguments=tuple(args), signature=launch.signature_lines(args),
+            jit_options=launch.jit_options(args),
             general=launch.general(args), launch=launch.launch_lines(args, self.names), tile_q=tile_q, tile_k=tile_k,
             kv="pointer", align=self.spec.align, position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,

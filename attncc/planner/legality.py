@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attncc.ir import KernelPlan
 from attncc.planner import registers, shared_memory
+from attncc.planner.backward_memory import fa2_backward
 from attncc.targets import Target
 
 MAX_HEAD_DIM = 512
@@ -47,6 +48,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         ("products", plan.products, ("ieee", "tf32")),
         ("loads", plan.loads, ("pointer", "descriptor")),
         ("target", plan.target, (target.name,)),
+        ("direction", plan.direction, ("forward", "backward")),
     ):
         if value not in known:
             allowed = ", ".join(known)
@@ -87,11 +89,15 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
     return found
 
 
+def _shared_bytes(plan: KernelPlan, target: Target) -> int:
+    return (fa2_backward if plan.direction == "backward" else shared_memory.fa2_forward)(plan, target)
+
+
 def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
     found = []
     for limit, value, allowed, what in (
         ("threads", plan.warps * target.warp_size, target.threads_block, "threads a block"),
-        ("shared_bytes", shared_memory.fa2_forward(plan, target), target.shared_bytes, "bytes of shared memory"),
+        ("shared_bytes", _shared_bytes(plan, target), target.shared_bytes, "bytes of shared memory"),
         ("registers", registers.accumulators(plan, target), registers.limit(plan, target), "registers a thread"),
     ):
         if value > allowed:

@@ -33,8 +33,9 @@ def limit(plan: KernelPlan, target: Target) -> int:
 
 
 def accumulators(plan: KernelPlan, target: Target) -> int:
-    """Registers of a thread for the output and the scores alone: with fewer no compiler can do."""
-    return plan.tile_q * (padded(plan.head_dim_v) + plan.tile_k) // (plan.warps * target.warp_size)
+    """Registers of a thread for the sums and the scores alone: with fewer no compiler can do. Backward: dK and dV."""
+    columns = padded(plan.head_dim_v) + (padded(plan.head_dim) if plan.direction == "backward" else 0)
+    return plan.tile_q * (columns + plan.tile_k) // (plan.warps * target.warp_size)
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:

@@ -91,7 +91,8 @@ def specialization(
     Aligned: last strides are 1, which Triton bakes in, and all addresses and other strides of the call are multiples.
     What the launcher allocates is aligned in any case, and parameters are taken to be contiguous.
     """
-    constants = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
+    tiles = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
+    constants = {a.name: tiles[a.name] for a in args if a.kind == "constexpr"}
     constants |= {a.name: 1 for a in args if a.kind == "last_stride" and (aligned or a.owner == "parameter")}
     signature = {a.name: "constexpr" if a.name in constants else a.type for a in args}
     if not aligned:

@@ -116,7 +116,7 @@ MORE = [
     table("row_table", "t: f32[b, h, row, n] grad", "t[b, h, row, (q - k) // 4]", draw(t=(2, H, Q, 11))),
     table("row_table_h", "t: f32[n, h, row] grad", "t[k // 8, h, row] * s", draw(t=(6, H, Q))),
     table("shifted", "c: f32[b, k] grad", "c[b, q - 1] * s", draw(c=(2, K))),
-    Case("global_tokens", "attention g(far: int = 4, seen: bool[b, k]) { align start mask abs(q - k) <= far or seen[b, k] }",
+    Case("global_tokens", "attention g(seen: bool[b, k]) { align start mask abs(q - k) <= 4 or seen[b, k] }",
          lambda g: {"seen": torch.rand(2, K, generator=g) < 0.1}),
     Case("dilated", "attention dilated { mask 0 <= q - k < 20 and (q - k) % 3 == 0 }"),
 ]  # fmt: skip

@@ -1,0 +1,24 @@
+"""The kernels of the backward pass compiled for a target that need not be there: registers, spills, shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from attncc.codegen.backward import backward_view
+from attncc.ir import AttentionSpec, KernelPlan, Visits
+from attncc.runtime.compile import Resources, cross_compile, load_module, measure
+
+
+def compile_backward(
+    source: Path, spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, aligned: bool = True
+) -> tuple[Resources, ...]:
+    """One for each kernel of the generated file `source`, in its order. PlanError where Triton refuses one."""
+    module = load_module(source)
+    found = []
+    for part in backward_view(spec, visits_q, visits_k, plan, ()).passes:
+        name = part.kernel + ("" if aligned else "_any_stride")
+        own = replace(plan, tile_q=part.tile_q, tile_k=part.tile_k)
+        compiled = cross_compile(getattr(module, name), part.arguments, own, aligned)
+        found.append(measure(compiled, name, own, aligned))
+    return tuple(found)

@@ -1,0 +1,69 @@
+"""The backward pass compiles for targets that are not there: without spills, in the shared memory that was predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import triton
+
+from attncc.analysis import kernel_visits
+from attncc.codegen import render_backward
+from attncc.frontend import parse
+from attncc.ir import AttentionSpec, Shape
+from attncc.planner import choose_backward
+from attncc.planner.shared_memory import matrix_unit
+from attncc.runtime.compile_backward import compile_backward
+from attncc.targets import target
+
+PINNED = "3.7.1"  # the version whose spills are known
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+CAUSAL = parse("attention causal { mask k <= q }").spec
+FEW = [("sm_90", 64, 64, "bf16"), ("sm_90", 128, 128, "bf16"), ("sm_80", 128, 128, "bf16"),
+       ("sm_100", 64, 64, "bf16"), ("gfx942", 128, 128, "bf16")]  # fmt: skip
+SIZES = [(64, 64), (128, 128), (96, 96), (192, 128), (31, 31), (64, 16)]
+MANY = [
+    (name, d, dv, "bf16") for name in ("sm_80", "sm_90", "sm_100", "gfx942") for d, dv in SIZES
+    if (name, d, dv, "bf16") not in FEW
+] + [("sm_80", 64, 64, "f32"), ("sm_90", 128, 128, "f32"), ("gfx942", 64, 64, "f32"), ("sm_120", 128, 128, "f16"),
+     ("gfx950", 64, 64, "f16"), ("sm_90", 256, 256, "bf16")]  # fmt: skip
+SPILLING = {("sm_90", 256, 256, "bf16"): 64, ("sm_80", 64, 64, "f32"): 32}  # bytes, with the pinned Triton
+
+
+def compiled(folder: Path, spec: AttentionSpec, shape: Shape, name: str):
+    plan = choose_backward(spec, shape, target(name))
+    visits = kernel_visits(spec, "q"), kernel_visits(spec, "k")
+    source = folder / f"{spec.name}_{name}_{shape.head_dim}_{shape.head_dim_v}.py"
+    source.write_text(render_backward(spec, *visits, plan), encoding="utf-8")
+    return plan, compile_backward(source, spec, *visits, plan)
+
+
+def check(folder: Path, name: str, d: int, dv: int, dtype: str) -> None:
+    plan, found = compiled(folder, CAUSAL, Shape(head_dim=d, head_dim_v=dv, dtype=dtype), name)
+    unit = matrix_unit(plan, target(name))
+    for kernel in found[1:]:
+        assert kernel.shared_bytes <= plan.shared_bytes <= target(name).shared_bytes, kernel
+        assert unit == "fma" or unit in kernel.instructions
+        if triton.__version__ == PINNED:
+            assert kernel.spills <= SPILLING.get((name, d, dv, dtype), 0), kernel
+    assert [k.kernel.rpartition("_")[2] for k in found] == ["delta", "dkdv", "dq"]
+
+
+@pytest.mark.parametrize(("name", "d", "dv", "dtype"), FEW)
+def test_the_backward_pass_compiles_without_spills(tmp_path, name, d, dv, dtype):
+    check(tmp_path, name, d, dv, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "d", "dv", "dtype"), MANY)
+def test_every_size_compiles_without_spills(tmp_path, name, d, dv, dtype):
+    check(tmp_path, name, d, dv, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
+def test_the_library_fits_the_prediction(tmp_path, path, name):
+    spec = parse(path.read_text(), path.name).spec.bind({})
+    plan, found = compiled(tmp_path, spec, Shape(head_dim=64, head_dim_v=64), name)
+    assert max(k.shared_bytes for k in found) <= plan.shared_bytes
