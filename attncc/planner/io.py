@@ -13,7 +13,7 @@ from typing import Any
 
 from attncc.ir import KernelPlan, Shape
 from attncc.planner.efficiency import efficiency
-from attncc.planner.shared_memory import ELEMENT_BYTES, WORD, matrix_unit, padded, parts, phases
+from attncc.planner.shared_memory import BIT, ELEMENT_BYTES, WORD, matrix_unit, padded, parts, phases
 from attncc.targets import Target
 
 LSE_BYTES = 4  # float32
@@ -164,7 +164,7 @@ def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
         "pair": tq * tk * (plan.pair_bytes + WORD * plan.pair_bits), "key_operand": tk * plan.key_bytes,
-        "gather": tq * tk * plan.gather_bytes,
+        "gather": tq * tk * (plan.gather_bytes + BIT * plan.pair_bits),
     }  # fmt: skip
     moments = phases(plan, target)
     fullest = [m for m in moments if _bytes(m, plan) == max(_bytes(other, plan) for other in moments)]

@@ -18,7 +18,8 @@ class Operands:
     pair    read side by side, as a bias of each pair is: loaded ahead as K and V are
     bits    the same, packed bits: each is loaded as the word that it is in
     key     of a key alone, such as the document that it belongs to: likewise
-    gather  read at an index that was read itself: loaded when needed, then put into the layout of the scores
+    gather  read at an index that was read itself, or too narrow to be loaded ahead (a byte of a pair's own): loaded
+            when needed, then put into the layout of the scores as a word
     """
 
     pair: int = 0
@@ -40,8 +41,8 @@ def operands(spec: AttentionSpec) -> Operands:
         nested = any(isinstance(n, Read) for i in read.indices for n in walk(i))
         if not where & KEYS:
             continue  # of a row, or of the whole program: read once, before the loop
-        if nested or read in inner:
-            gather = max(gather, size)
+        if nested or read in inner or (where & ROWS and size == 1):
+            gather = max(gather, size, WORD)
         elif where & ROWS and element == "bit":
             bits += 1
         elif where & ROWS:

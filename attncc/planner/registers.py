@@ -43,7 +43,7 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
     threads, size = plan.warps * target.warp_size, ELEMENT_BYTES[plan.dtype]
     d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
     beside = bool(plan.pair_bytes or plan.pair_bits or plan.gather_bytes)  # a tile of words that joins the scores
-    scores = plan.tile_q * plan.tile_k * (2 if beside else 1)
+    scores = plan.tile_q * plan.tile_k * (3 if beside else 1)
     words = (
         plan.tile_q * dv,
         scores,

@@ -19,7 +19,7 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 GATHERS = {"tcgen05": 2}  # tiles of gathered operands that change their layout at a time, where not one
 DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
 PADDING = 16  # of the bytes of a buffer, at least: what is added to it
-WORD = 4  # bytes that a packed bit is loaded as
+WORD, BIT = 4, 2  # bytes that a packed bit is loaded as, and that it takes on its way to the scores
 BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
 
 
@@ -90,7 +90,8 @@ def parts(plan: KernelPlan) -> Parts:
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
         out_piece=plan.tile_q * piece_v * size,
         pair=plan.tile_q * plan.tile_k * (plan.pair_bytes + WORD * plan.pair_bits),
-        key_operand=plan.tile_k * plan.key_bytes, gather=plan.tile_q * plan.tile_k * plan.gather_bytes,
+        key_operand=plan.tile_k * plan.key_bytes,
+        gather=plan.tile_q * plan.tile_k * (plan.gather_bytes + BIT * plan.pair_bits),
     )  # fmt: skip
 
 

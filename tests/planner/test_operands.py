@@ -23,6 +23,7 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
         ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4)),
         ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands()),
         ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(gather=4)),
+        ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=4)),
         ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4)),
     ],
 )
