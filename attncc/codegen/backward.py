@@ -85,6 +85,7 @@ class PassView:
     visits: VisitsView | None = None
     tables: TablesView | None = None
     sites: tuple[Site, ...] = ()
+    slots: bool = False  # there are tables, for so many tiles of rows at a time
     begin_lines: tuple[str, ...] = ()
     end_lines: tuple[str, ...] = ()
     members: str = ""  # how many batch entries and heads share a cell, and which one a `member` is
@@ -223,6 +224,7 @@ class Builder:
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
+            slots=any(s.kind == "table" for s in mine),
             begin_lines=sums[0], end_lines=sums[1],
             helpers=frozenset(lowering.printer.helpers),
         )  # fmt: skip
@@ -259,7 +261,7 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
     side = "TILE_K" if which == "dkdv" else "TILE_Q"
     for s in mine:
         if s.kind in ("table", "row_table"):
-            own = "at" if s.kind == "row_table" else "(head * tiles + mine).to(tl.int64)"
+            own = "at" if s.kind == "row_table" else "(head * slots + mine - slots_before).to(tl.int64)"
             lines.append(f"{s.pointer} += {own} * cells_{s.name}")
         if s.gathers or s.kind == "key":
             lines.append(f"{s.name} = tl.zeros([{side}, 1], tl.float32)")

@@ -41,6 +41,8 @@ def pass_arguments(
     pointers = [a for a in others if a.kind == "pointer" and a.owner == "parameter"]
     rest = [a for a in others if a not in pointers and not (kernel not in OUTPUTS and a.name == "together")]
     cells = [Argument(f"cells_{s.name}", "i32", "scalar", "gradient", f"cells_{s.name}") for s in sites if tabled(s)]
+    if any(s.kind == "table" for s in sites):
+        cells += [Argument(name, "i32", "scalar", "gradient", name) for name in ("slots", "slots_before")]
     return (*inputs, *outputs, *pointers, *strides, *_strides("g", "d_out"), *rest[:-2], *cells, *rest[-2:])
 
 

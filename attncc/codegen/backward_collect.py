@@ -20,7 +20,12 @@ class Collected:
 
 
 def collected(spec: AttentionSpec, sites: Sequence[Site], names: Mapping[str, str]) -> Collected:
-    buffers = [line for s in sites for line in _buffer(s, names[s.param.name])]
+    buffers = [f"cells_{s.name} = {_cells(s, names[s.param.name])}" for s in sites if tabled(s)]
+    if counts := [f"cells_{s.name}" for s in sites if s.kind == "table"]:
+        buffers.append(
+            f"slots = min(row_tiles, max(2 * q_len // ({' + '.join(counts)} + 1), 1))  # row tiles at a time"
+        )
+    buffers += [_buffer(s, names[s.param.name]) for s in sites]
     gradients = []
     for p in spec.params:
         mine = [s for s in sites if s.param == p]
@@ -39,19 +44,19 @@ def _direct(s: Site) -> bool:
     return s.kind == "cells" and not s.apart
 
 
-def _buffer(s: Site, tensor: str) -> list[str]:
+def _cells(s: Site, tensor: str) -> str:
+    return " * ".join(f"{tensor}.shape[{i}]" for i in _entries(s))
+
+
+def _buffer(s: Site, tensor: str) -> str:
     """float32, one partial sum for each program or row, key or entry; cells are the gradient itself."""
     if s.kind == "cells":
         kind = f"{tensor}.dtype" if _direct(s) else "torch.float32"
-        return [f"{s.name} = torch.zeros({tensor}.shape, dtype={kind}, device=q.device)"]
-    shape = {"program": "row_tiles", "row": "q_len", "key": "k_len", "table": "row_tiles", "row_table": "q_len"}[s.kind]
+        return f"{s.name} = torch.zeros({tensor}.shape, dtype={kind}, device=q.device)"
+    shape = {"program": "row_tiles", "row": "q_len", "key": "k_len", "table": "slots", "row_table": "q_len"}[s.kind]
     if not tabled(s):
-        return [f"{s.name} = torch.empty((b_len, h_len, {shape}), dtype=torch.float32, device=q.device)"]
-    cells = " * ".join(f"{tensor}.shape[{i}]" for i in _entries(s))
-    return [
-        f"cells_{s.name} = {cells}",
-        f"{s.name} = torch.zeros((b_len, h_len, {shape}, cells_{s.name}), dtype=torch.float32, device=q.device)",
-    ]
+        return f"{s.name} = torch.empty((b_len, h_len, {shape}), dtype=torch.float32, device=q.device)"
+    return f"{s.name} = torch.zeros((b_len, h_len, {shape}, cells_{s.name}), dtype=torch.float32, device=q.device)"
 
 
 def _entries(s: Site) -> list[int]:

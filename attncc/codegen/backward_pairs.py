@@ -168,7 +168,7 @@ def end_lines(lowering: Lowering, site: Site) -> list[str]:
     """What is kept in the loop goes to memory."""
     if site.kind == "program":
         total = f"tl.sum(tl.where(row < q_len, {site.name}, 0.0))"
-        return [f"tl.store({site.pointer} + (head * tiles + mine), {total})"]
+        return [f"tl.store({site.pointer} + (head * tl.cdiv(q_len, TILE_Q) + mine), {total})"]
     if site.apart:
         return [f"tl.store({cell_pointer(lowering, site)}, {site.name}, {cell_inside(lowering, site)})"]
     if site.kind == "row":

@@ -1,4 +1,4 @@
-"""The backward pass compiles for targets that are not there: without spills, in the shared memory that was predicted."""
+"""The backward pass compiles for targets that are not there: without spills, in the shared memory predicted."""
 
 from __future__ import annotations
 
