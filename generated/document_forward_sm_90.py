@@ -46,7 +46,7 @@ def document_forward_tables(
     slab, tile = tl.program_id(0) // k_tiles, tl.program_id(0) % k_tiles
     b, h = slab, 0
     k = tile * TILE_K + tl.arange(0, TILE_K)
-    Tables += slab.to(tl.int64) * (2 * k_tiles + 5 * q_tiles) + tile
+    Tables += slab.to(tl.int64) * (2 * k_tiles + 4 * q_tiles) + tile
     doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
     tl.store(Tables, tl.max(tl.where(k < k_len, doc_k, -2147483647)))
     tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, doc_k, 2147483647)))
@@ -67,21 +67,18 @@ def document_forward_scans(
     q_tiles: "i32", k_tiles: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    # ---- where among the tiles of keys something holds for one tile of rows: the first, behind the last, how many
+    # ---- where among the tiles of keys something holds for one tile of rows: the first, behind the last, the run of them
     slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
     b, h = slab, 0
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
     q = row + (k_len - q_len)
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += slab.to(tl.int64) * (2 * k_tiles + 5 * q_tiles)
+    Tables += slab.to(tl.int64) * (2 * k_tiles + 4 * q_tiles)
     doc_q = tl.load(doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1, mask=(0 <= q) & (q < k_len), other=0)
     doc_q_min = tl.min(tl.where(row < q_len, doc_q, 2147483647))
     doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
-    first_1 = k_tiles
-    stop_1 = 0
-    first_2 = k_tiles
-    stop_2 = 0
-    count_2 = 0
+    first_1, stop_1, count_1 = k_tiles, 0, 0
+    first_2, stop_2, count_2 = k_tiles, 0, 0
     for lane_base in range(0, k_tiles, 128):
         lane = lane_base + tl.arange(0, 128)
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
@@ -90,6 +87,7 @@ def document_forward_scans(
         holds = (lane < k_tiles) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max)
         first_1 = tl.minimum(first_1, tl.min(tl.where(holds, lane, k_tiles)))
         stop_1 = tl.maximum(stop_1, tl.max(tl.where(holds, lane + 1, 0)))
+        count_1 += tl.sum(holds.to(tl.int32))
         holds = (lane < k_tiles) & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min)
         first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
         stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
@@ -97,8 +95,7 @@ def document_forward_scans(
     tl.store(Tables + 2 * k_tiles + mine, first_1)
     tl.store(Tables + 2 * k_tiles + q_tiles + mine, stop_1)
     tl.store(Tables + 2 * k_tiles + 2 * q_tiles + mine, first_2)
-    tl.store(Tables + 2 * k_tiles + 3 * q_tiles + mine, stop_2)
-    tl.store(Tables + 2 * k_tiles + 4 * q_tiles + mine, count_2)
+    tl.store(Tables + 2 * k_tiles + 3 * q_tiles + mine, tl.where(stop_2 - first_2 == count_2, count_2, 0))
 
 
 @triton.jit(
@@ -137,7 +134,7 @@ def document_forward(
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += b.to(tl.int64) * (2 * k_tiles + 5 * q_tiles)
+    Tables += b.to(tl.int64) * (2 * k_tiles + 4 * q_tiles)
     doc_q_first = tl.load(Tables + 2 * k_tiles + mine)
     begin = doc_q_first
     q_high = last_row + k_len - q_len
@@ -145,11 +142,9 @@ def document_forward(
     end = tl.minimum(doc_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
     doc_q_full_first = tl.load(Tables + 2 * k_tiles + 2 * q_tiles + mine)
     full_begin = tl.minimum(doc_q_full_first, end)
-    doc_q_full_count = tl.load(Tables + 2 * k_tiles + 4 * q_tiles + mine)
-    doc_q_full_stop = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
-    one_piece = doc_q_full_first + doc_q_full_count == doc_q_full_stop
     q_low = first_row + k_len - q_len
-    full_end = tl.maximum(full_begin, tl.where(one_piece, tl.minimum(doc_q_full_stop, tl.maximum(q_low + 1, 0) // TILE_K), 0))
+    doc_q_full_run = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
+    full_end = tl.maximum(full_begin, tl.where(0 < doc_q_full_run, tl.minimum(doc_q_full_first + doc_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0))
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - full_end, 0)
 
@@ -228,7 +223,7 @@ def forward(q, k, v, *, doc):
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
     q_tiles, k_tiles, slabs = triton.cdiv(q_len, 128), triton.cdiv(k_len, 64), b_len
-    tables = torch.empty(slabs * (2 * k_tiles + 5 * q_tiles), dtype=torch.int32, device=q.device)
+    tables = torch.empty(slabs * (2 * k_tiles + 4 * q_tiles), dtype=torch.int32, device=q.device)
     document_forward_tables[(slabs * k_tiles,)](
         doc, tables,
         *doc.stride(),

@@ -22,7 +22,7 @@ class Table:
     """What a table node holds for each tile of `axis`: an extreme of `body` over its positions, or a scan of inner
     tiles."""
 
-    kind: str  # min | max of an integer; first | stop | count of the inner tiles for which a boolean holds
+    kind: str  # min | max of an integer; first | stop | run of the inner tiles for which a boolean holds
     axis: str  # row | k, of the tiles that it has an entry for
     body: Term
     range: Range

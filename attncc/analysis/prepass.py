@@ -48,7 +48,8 @@ def _reduced(s: Summary, spec: AttentionSpec, env: Env) -> Array:
 
 
 def _scanned(s: Summary, spec: AttentionSpec, env: Env) -> Array:
-    """first: the least inner tile that holds, their number where none does; stop: the greatest plus 1, or 0; count."""
+    """first: the least inner tile that holds, their number where none does; stop: the greatest plus 1, or 0; run: how
+    many hold, where they lie side by side, else 0."""
     length, size = _side(s.axis, spec, env)
     inner_length, inner_size = _side("k" if s.axis == "q" else "q", spec, env)
     n, m = -(-length // size), -(-inner_length // inner_size)
@@ -61,9 +62,7 @@ def _scanned(s: Summary, spec: AttentionSpec, env: Env) -> Array:
     called = tile_names(taken(spec))
     here = env.plus(**{called[n]: value for n, value in places.items()})
     holds = np.broadcast_to(np.asarray(evaluate(s.value, here), bool), (n, m))
-    if s.reduce == "count":
-        return np.asarray(holds.sum(1))
-    some = holds.any(1)
-    return (
-        np.where(some, holds.argmax(1), m) if s.reduce == "first" else np.where(some, m - holds[:, ::-1].argmax(1), 0)
-    )
+    some, count = holds.any(1), holds.sum(1)
+    first = np.where(some, holds.argmax(1), m) if m else np.zeros(n, int)
+    stop = np.where(some, m - holds[:, ::-1].argmax(1), 0) if m else first
+    return {"first": first, "stop": stop, "run": np.where(stop - first == count, count, 0)}[s.reduce]

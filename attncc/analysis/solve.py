@@ -131,11 +131,12 @@ def _may(c: Clause, f: Frame) -> Span:
         with suppress(Unbounded):
             stop = home.least(stop, _behind(domain.extremes(kept)[1], f))
     scan = _scanned(c, f, must=False)
-    return Span(low, home.most(0, stop), ok, exact, scan and scan[:2])
+    return Span(low, home.most(0, stop), ok, exact, scan)
 
 
-def _scanned(c: Clause, f: Frame, must: bool) -> tuple[Term, Term, Term] | None:
-    """First inner tile, one past the last, and number of those in which the clause's opaque atoms may (must) hold.
+def _scanned(c: Clause, f: Frame, must: bool) -> tuple[Term, Term] | None:
+    """First inner tile, and one past the last, of those in which the clause's opaque atoms may hold; or of those in
+    which they must, where these lie side by side.
 
     Only for atoms that read tensors: a pass before the kernel looks at every pair of tiles.
     """
@@ -147,8 +148,8 @@ def _scanned(c: Clause, f: Frame, must: bool) -> tuple[Term, Term, Term] | None:
     if test.op == "bool":
         return None
     tile, label = d.tiles[f.y], "full_" if must else ""
-    first, stop, count = (d.table(kind, f.y, test, (0, None), tile, label) for kind in ("first", "stop", "count"))
-    return first, stop, count
+    first, end = (d.table(kind, f.y, test, (0, None), tile, label) for kind in ("first", "run" if must else "stop"))
+    return first, first + end if must else end
 
 
 def _where_kept(c: Clause, bound: Term, f: Frame, otherwise: Term) -> Term:
@@ -165,7 +166,7 @@ def _must(c: Clause, f: Frame) -> Span:
     ok = home.every([domain.holds(g)[0] for g in ordered(c.conditions)])
     scan = _scanned(c, f, must=True) if c.opaque else None
     if scan is not None:
-        ok = ok & (scan[1] - scan[0]).eq(scan[2])  # they lie side by side
+        ok = ok & scan[0].lt(scan[1])  # there are some, and they lie side by side
     elif c.opaque:
         ok = home.false
     low, stop = home.const(0), f.length
@@ -177,7 +178,7 @@ def _must(c: Clause, f: Frame) -> Span:
             stop = home.least(stop, _behind(domain.extremes(bound)[0], f))
     except Unbounded:
         ok = home.false
-    return Span(low, home.most(0, stop), ok, tiles=scan and scan[:2])
+    return Span(low, home.most(0, stop), ok, tiles=scan)
 
 
 def _behind(high: Term, f: Frame) -> Term:
@@ -200,7 +201,6 @@ class Tiles:
     end: Term
     full_begin: Term
     full_end: Term
-    one_piece: Term | None = None  # whether the tiles that a scan found full lie side by side
 
 
 def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
@@ -221,7 +221,7 @@ def _tiles(may: Span, must: Span, f: Frame) -> Tiles:
     if full_begin is not begin:
         full_begin = home.least(full_begin if may.exact else home.most(full_begin, begin), end)
     full_end = home.most(home.where(must.ok, full_end, 0), full_begin)
-    return Tiles(begin, end, full_begin, full_end, must.ok if must.tiles is not None else None)
+    return Tiles(begin, end, full_begin, full_end)
 
 
 def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
@@ -233,8 +233,6 @@ def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, 
             masked.append(Segment(begin, end))
             continue
         full_begin = emitter.name("full_begin" + tail, r.full_begin)
-        if r.one_piece is not None:
-            emitter.name("one_piece" + tail, r.one_piece)
         full_end = emitter.name("full_end" + tail, r.full_end)
         full.append(Segment(full_begin, full_end))
         masked += [Segment(*s) for s in ((begin, full_begin), (full_end, end)) if s[0] != s[1]]
@@ -258,7 +256,7 @@ def _in_order(tiles: list[Tiles], spans: list[tuple[Span, Span]]) -> list[Tiles]
         return [Tiles(a.begin, end, end, end), b]
     full_begin = home.least(a.full_begin, end)
     full_end = home.most(home.least(a.full_end, end), full_begin)
-    return [Tiles(a.begin, end, full_begin, full_end, a.one_piece), b]
+    return [Tiles(a.begin, end, full_begin, full_end), b]
 
 
 def _many_ranges(

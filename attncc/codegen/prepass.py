@@ -17,7 +17,7 @@ SIDES = {"q": ("row", "row < q_len"), "k": ("key", "k < k_len")}  # of a side: i
 
 @dataclass(frozen=True)
 class Scan:
-    """One condition, and what of it is stored where: (place, first | stop | count)."""
+    """One condition, and what of it is stored where: (place, first | stop | run)."""
 
     value: str
     stores: tuple[tuple[str, str], ...]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attncc.ir import Expr, Summary, Visits
 
-SCANS = ("first", "stop", "count")
+SCANS = ("first", "stop", "run")
 LARGEST = {32: 2**31 - 1, 64: 2**63 - 1}
 
 

@@ -34,15 +34,15 @@ class Summary:
     """A table made before the kernel, in tiles of the plan's own size: `name[b, h, t]` for tile t of `axis`.
 
     min, max: of the int `value` over the positions of the tile that are inside the length (`row` and `q`, or `k`).
-    first, stop, count: of the inner tiles (of the other axis) for which the bool `value` holds: the least number (how
-    many there are where none holds), the greatest plus 1 (0 where none), how many. There `value` is over the same
-    names as `may`, and may read summaries that stand before this one. `over` says which of b, h, h_kv the value
-    depends on; others are not stored.
+    first, stop, run: of the inner tiles (of the other axis) for which the bool `value` holds: the least number (how
+    many there are where none holds), the greatest plus 1 (0 where none), how many if they lie side by side (else 0).
+    There `value` is over the same names as `may`, and may read summaries that stand before this one. `over` says which
+    of b, h, h_kv the value depends on; others are not stored.
     """
 
     name: str
     axis: str  # q | k
-    reduce: str  # min | max | first | stop | count
+    reduce: str  # min | max | first | stop | run
     value: Expr
     over: tuple[str, ...] = ()
 
