@@ -19,6 +19,7 @@ from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
 from attncc.codegen.backward_collect import Collected, collected
 from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, pairs, row_lines
 from attncc.codegen.backward_sites import Site, named, sites
+from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import environment
 from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, terms
@@ -26,12 +27,13 @@ from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import BIT_AND, TERM
-from attncc.codegen.selfcheck import comment
+from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import Argument
 from attncc.codegen.tables import tables_of
-from attncc.codegen.triton import kernel_names
+from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Visits
 
+TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 # Of cells that several batch entries or heads share, by the axes that they have: how many owners there are, how many
 # members each has, and the batch entry and head of a member.
 SHARED_BY = {
@@ -113,6 +115,15 @@ class BackwardView:
     warps: int
     stages: int
     together: int
+    check: DenseCheck
+    check_helpers: list[str]
+    check_inputs: str
+    check_arguments: str
+    checked: str  # (place among the inputs, (name, gradient)), ...
+    elsewhere: str  # true where the target's hardware is not there
+    target: str
+    torch_dtype: str
+    tolerance: str
 
 
 def render_backward(
@@ -148,11 +159,19 @@ def backward_view(
         "    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.\n\n"
         "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
     )
+    found, check = collected(spec, make.sites, make.names), dense_check(prepared(spec), make.names)
+    learned = [name for name, _, _ in found.gradients]
+    checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
+    checked += [f'({i}, ("{name}", more["{name}"]))' for i, name in enumerate(learned, 3)]
     return BackwardView(
         banner=banner, docstring=docstring, arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
         delta=delta, dkdv=dkdv, dq=dq, cells=cells, passes=passes,
-        collected=collected(spec, make.sites, make.names),
+        collected=found, check=check, check_helpers=in_order(check.helpers),
+        check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
+        check_arguments=call_arguments(spec, make.names), checked=", ".join(checked), elsewhere=elsewhere(plan.target),
+        target=plan.target, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
+        tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=frozenset({"table": "tally", "row_table": "tally_rows"}[s.kind] for s in make.sites
                           if s.kind in ("table", "row_table")),
@@ -294,11 +313,12 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
         spills = f"{resources.spills} spills" if resources.spills else "no spills"
         took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
+    made, checked = f"attncc build {spec.name}.attn --target {plan.target}", backward_file_name(spec.name, plan)
     return (
         *comment(text),
         f"# backward · {plan.algorithm} · dQ in tiles of {plan.tile_q} × {plan.tile_k}, dK and dV of {plan.tile_k} × "
         f"{plan.tile_q} · {stages} · {plan.warps} warps · deterministic",
         f"# {plan.target}, {plan.dtype}, {sizes}{took}",
         "# Scores are worked out again from lse, in each direction. A row that sees nothing: zero gradients.",
-        f"# made by: attncc build {spec.name}.attn --target {plan.target}",
+        f"# made by: {made}     checked by: python {checked}",
     )  # fmt: skip
