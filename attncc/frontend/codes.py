@@ -1,6 +1,7 @@
 """The one registry of diagnostic codes. docs/diagnostics.md explains each; a test keeps the two the same.
 
-E: the spec is wrong. N: it asks for what is not built yet. W: a warning, the spec is compiled all the same.
+E: the spec is wrong. N: it asks for what is not built yet. W: a warning, the spec is compiled all the same; W2 follow
+from a proof about the mask, and have no place in the text.
 """
 
 from __future__ import annotations
@@ -89,4 +90,8 @@ CODES: dict[str, str] = {
     "W106": "mask that never changes",
     "W107": "constant outside float32",
     "W108": "setting without effect",
+    # warnings of analysis.prove
+    "W201": "mask that keeps no pair",
+    "W202": "mask that keeps every pair",
+    "W203": "the future under a causal name",
 }

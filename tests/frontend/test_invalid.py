@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from attncc.analysis import prove
 from attncc.errors import Diagnostic, SpecError
 from attncc.frontend import parse, refuse_unbuilt
 from attncc.frontend.codes import CODES
@@ -15,12 +16,12 @@ FILES = sorted(FOLDER.glob("*.attn"))
 
 
 def diagnostics(text: str) -> list[Diagnostic]:
-    """All that is said about a spec: errors, else warnings and what is not built yet."""
+    """All that is said about a spec: errors, else warnings of its text or of proofs, and what is not built yet."""
     try:
         parsed = parse(text)
     except SpecError as error:
         return list(error.diagnostics)
-    found = list(parsed.warnings)
+    found = list(parsed.warnings or prove(parsed.spec).warnings)
     try:
         refuse_unbuilt(parsed)
     except SpecError as error:
