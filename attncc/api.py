@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from attncc import frontend
+from attncc import frontend, pipeline
 from attncc.errors import SpecError
 from attncc.runtime.attention import Attention
 
@@ -18,7 +18,7 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
     Raises SpecError with every fault of the spec, and TypeError for constants that are missing, unknown or no ints.
     """
     parsed = frontend.parse(text, filename)
-    frontend.refuse_unbuilt(parsed)
+    pipeline.refuse(parsed)
     _check_consts(parsed, consts)
     return Attention(parsed, consts, target)
 

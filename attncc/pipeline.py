@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncc.errors import AttnError, Diagnostic, Span
+from attncc.errors import AttnError, Diagnostic, Span, SpecError
 from attncc.ir.plan import Shape
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.keys import KernelKey, RequestKey, Toolchain, plain, toolchain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SIZES = tuple(f.name for f in fields(Shape) if f.name != "dtype")
 DTYPES = ("bf16", "f16", "f32", "f64")
 RESULT, RESOURCES = "result.json", "resources.json"
-FORWARD = "forward"
+FORWARD, BACKWARD = "forward", "backward"
 
 Number = int | float | bool
 Stage = Callable[[str], None]
@@ -121,10 +121,22 @@ def plan(request: Request) -> Planned:
     from attncc import frontend
 
     parsed = frontend.parse(request.text, request.filename)
-    frontend.refuse_unbuilt(parsed)
+    refuse(parsed)
     consts, values = split_values(parsed.spec, dict(request.values))
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
+
+
+def refuse(parsed: Parsed) -> None:
+    """Raise SpecError for what is not built yet, and for parameters marked `grad` that cannot have a gradient."""
+    from attncc import analysis, frontend
+
+    frontend.refuse_unbuilt(parsed)
+    found = analysis.ungradable(parsed.spec)
+    if found:
+        where = parsed.spans
+        faults = (Diagnostic("E606", why, where.get(f"param:{p.name}"), "leave grad out") for p, why in found)
+        raise SpecError(tuple(faults), parsed.text, parsed.filename)
 
 
 def plan_parsed(
@@ -154,22 +166,43 @@ def every_kernel(planned: Planned) -> tuple[Planned, ...]:
     return planned, replace(planned, choice=replace(other, plan=plan))
 
 
+def backward(planned: Planned) -> Planned:
+    """The backward pass of a plan's spec, for the same shape, target and width of integers.
+
+    Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
+    """
+    from attncc import planner
+
+    chosen = planned.choice.plan
+    if not planned.target.is_gpu:
+        plan = replace(chosen, direction=BACKWARD)
+    else:
+        from attncc.codegen.backward_sites import unbuilt
+
+        for _, reason in unbuilt(planned.spec):
+            raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
+        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits)
+    return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
+
+
 def kernel(
     planned: Planned, cache: Cache, tools: Toolchain | None = None, *, resources: bool = True, stage: Stage = silent
 ) -> Entry:
     """The cache's entry with the generated file of a plan, built on a miss.
 
     `resources` compiles it for the target too, so that the file says what it takes; a GPU need not be there.
+    Files of the backward pass do not say it yet.
     """
     from attncc import frontend
 
     tools = tools or toolchain()
-    resources = resources and planned.target.is_gpu
+    resources = resources and planned.target.is_gpu and planned.choice.plan.direction == FORWARD
     if not resources:
         tools = replace(tools, flags=(*tools.flags, ("resources", "no")))
     key = KernelKey(
-        spec=frontend.canonical(planned.spec), consts=tuple(sorted(planned.consts.items())), direction=FORWARD,
-        plan=plain(planned.choice.plan), target=plain(planned.target), toolchain=tools,
+        spec=frontend.canonical(planned.spec), consts=tuple(sorted(planned.consts.items())),
+        direction=planned.choice.plan.direction, plan=plain(planned.choice.plan), target=plain(planned.target),
+        toolchain=tools,
     )  # fmt: skip
     return cache.get_or_build(key, partial(_write_kernel, planned, resources, stage))
 
@@ -178,10 +211,23 @@ def render(planned: Planned, resources: Any = None) -> str:
     """The source of a plan's kernel file."""
     from attncc import codegen, frontend
 
-    text = frontend.canonical(planned.spec)
+    text, spec, plan = frontend.canonical(planned.spec), planned.spec, planned.choice.plan
+    if plan.direction == BACKWARD:
+        return _render_backward(spec, planned, text, resources)
     if not planned.target.is_gpu:
-        return codegen.render_cpu(planned.spec, planned.visits, planned.choice.plan, text)
-    return codegen.render(planned.spec, planned.visits, planned.choice.plan, text, resources)
+        return codegen.render_cpu(spec, planned.visits, plan, text)
+    return codegen.render(spec, planned.visits, plan, text, resources)
+
+
+def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:
+    from attncc import analysis
+    from attncc.codegen.backward import render_backward
+    from attncc.codegen.cpu_backward import render_cpu_backward
+
+    if not planned.target.is_gpu:
+        return render_cpu_backward(spec, planned.visits, planned.choice.plan, text)
+    by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
+    return render_backward(spec, by_rows, by_keys, planned.choice.plan, text, resources)
 
 
 def request_key(request: Request, tools: Toolchain) -> RequestKey:

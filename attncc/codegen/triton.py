@@ -101,8 +101,8 @@ def render(
 
 
 def file_name(spec_name: str, plan: KernelPlan) -> str:
-    """`NAME_forward_TARGET.py`, for the kernel that takes any strides where that is another one `..._any_stride.py`."""
-    return f"{spec_name}_forward_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
+    """`NAME_DIRECTION_TARGET.py`, for a kernel that takes any strides beside one that does not `..._any_stride.py`."""
+    return f"{spec_name}_{plan.direction}_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
 
 
 def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:

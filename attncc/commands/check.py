@@ -9,7 +9,7 @@ import click
 from attncc.commands.console import progress, say, say_json, table
 from attncc.commands.options import FILE, Assignment, json_option, read_spec, shown, values_of
 from attncc.errors import CheckError, EnvironmentFault
-from attncc.pipeline import RequestError
+from attncc.pipeline import RequestError, refuse
 
 if TYPE_CHECKING:
     from attncc.runtime.check import Report, Row
@@ -39,7 +39,7 @@ def command(spec: str, device: str, seeds: int | None, assigned: tuple[tuple[str
 
     text, values = read_spec(spec), values_of(assigned)
     parsed = frontend.parse(text, shown(spec))
-    frontend.refuse_unbuilt(parsed)
+    refuse(parsed)
     if values.tensors:
         raise RequestError(
             f"{next(iter(values.tensors))}: tensors are drawn at random here, only scalars can be pinned"

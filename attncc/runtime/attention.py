@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments
+from attncc.runtime import arguments, autograd
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_of
 from attncc.runtime.loader import load_module
@@ -23,6 +24,7 @@ TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of address
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
 
 Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Ready:
     aligned: bool  # strides that TMA takes
     narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
     device: int | None  # index of the GPU
+    backward: Callable[[bool], Backward]  # found or built when it is asked for, by: 32-bit integers do
 
 
 class Attention:
@@ -57,6 +60,7 @@ class Attention:
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
+        self._backward: dict[tuple[Any, ...], Backward] = {}
         self._entries: list[Entry] = []
         self._cache: Cache | None = None
 
@@ -75,8 +79,9 @@ class Attention:
 
         Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm.
         `validate` checks what the spec promises of tensors (`sorted`), which waits for the device. `deterministic` is
-        accepted: the forward pass always is. TypeError or ValueError name the argument that is wrong;
-        NotImplementedError where a gradient would be needed.
+        accepted: both passes always are. Differentiable once by q, k, v and parameters that the spec marks `grad`, out
+        and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a gradient that the
+        spec does not give among them.
         """
         try:
             signature = (
@@ -93,8 +98,9 @@ class Attention:
             ready = self._prepare(signature, q, k, v, given)
         if validate:
             arguments.check_sorted(self.spec, given)
-        if torch.is_grad_enabled():
-            self._refuse_gradients(q, k, v, given)
+        if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
+            out, lse = autograd.record(self, ready, q, k, v, given)
+            return (out, lse) if return_lse else out
         values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
         aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
         launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
@@ -151,7 +157,8 @@ class Attention:
         }
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
-        ready = Ready(launches, build, clamps, fits, aligned, narrow, q.device.index if q.is_cuda else None)
+        ready = Ready(launches, build, clamps, fits, aligned, narrow, q.device.index if q.is_cuda else None,
+                      partial(self._backward_launcher, target, shape))  # fmt: skip
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -176,22 +183,39 @@ class Attention:
         launches[narrow, aligned] = found
         return found
 
-    def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
-        self._cache = self._cache or Cache()
+    def gradients(
+        self, ready: Ready, call: tuple[torch.Tensor | None, ...], given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """d_q, d_k, d_v, and those of `grad` parameters by name, of `call`: (q, k, v, out, lse, d_out, d_lse or None).
+
+        `ready` is that of the same q, k, v and parameters, which `given` has by name.
+        """
+        values, narrow = self._values(ready, given)
+        launch = ready.backward(narrow)
+        with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
+            return launch(*call, **values)
+
+    def _backward_launcher(self, target: str, shape: Shape, narrow: bool) -> Backward:
+        key = (target, shape, narrow)
+        found = self._backward.get(key)
+        if found is None:
+            planned = self._planned(target, shape, 32 if narrow else 64)
+            found = self._backward[key] = self._module(target, pipeline.backward(planned)).backward
+        return found
+
+    def _planned(self, target: str, shape: Shape, int_bits: int) -> pipeline.Planned:
         goal = INTERPRETED_AS if target == INTERPRETER else target
-        planned = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
-        kernels = pipeline.every_kernel(planned)
-        entry = pipeline.kernel(kernels[0] if aligned else kernels[-1], self._cache, resources=False)
-        file = next(name for name in entry.files if name.endswith(".py"))
-        module = load_module(entry.path / file, f"attncc_generated_{entry.digest[:16]}_{target}")
-        self._entries.append(entry)  # holds the folder of an uncached build
-        launch: Launch = module.forward
+        return pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
+
+    def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
+        kernels = pipeline.every_kernel(self._planned(target, shape, int_bits))
+        launch: Launch = self._module(target, kernels[0] if aligned else kernels[-1]).forward
         return launch
 
-    def _refuse_gradients(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> None:
-        for name, x in (("q", q), ("k", k), ("v", v), *given.items()):
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise NotImplementedError(
-                    f"{name} requires a gradient, and the backward pass is not built yet: "
-                    "call under torch.no_grad() or detach it"
-                )
+    def _module(self, target: str, planned: pipeline.Planned) -> Any:
+        """The generated file as a module; found or built."""
+        self._cache = self._cache or Cache()
+        entry = pipeline.kernel(planned, self._cache, resources=False)
+        file = next(name for name in entry.files if name.endswith(".py"))
+        self._entries.append(entry)  # holds the folder of an uncached build
+        return load_module(entry.path / file, f"attncc_generated_{entry.digest[:16]}_{target}")
