@@ -147,6 +147,7 @@ def block_sparse_forward(
             p = tl.exp2(s * scale - m)
             l += tl.sum(p, 1, keep_dims=True)
             value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
             out = tl.dot(p.to(value.dtype), value, out)
     for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
         step = lane_base + tl.arange(0, 32)
@@ -181,6 +182,7 @@ def block_sparse_forward(
                 p = tl.exp2(s * scale - m)
                 l += tl.sum(p, 1, keep_dims=True)
                 value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
                 out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end

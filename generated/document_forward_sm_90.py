@@ -169,6 +169,7 @@ def document_forward(
             p = tl.exp2(s * scale - m)
             l += tl.sum(p, 1, keep_dims=True)
             value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
             out = tl.dot(p.to(value.dtype), value, out)
     for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
         step = lane_base + tl.arange(0, 32)
@@ -201,6 +202,7 @@ def document_forward(
                 p = tl.exp2(s * scale - m)
                 l += tl.sum(p, 1, keep_dims=True)
                 value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
                 out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end

@@ -81,6 +81,7 @@ def full_forward(
                     p = tl.exp2(s * scale - m)
                     l += tl.sum(p, 1, keep_dims=True)
                     value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
                     out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end

@@ -3,7 +3,7 @@
 # }
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 96 spills, 96 KB of shared memory
+# sm_90, bf16, head size 128: 128 registers, 80 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build padding.attn --target sm_90     checked by: python padding_forward_sm_90.py
 
@@ -79,7 +79,7 @@ def padding_forward(
                     if masked:
                         keep = (k < length_b) & (k < k_len)
                         s = tl.where(keep, s, float("-inf"))
-                        seen = tl.trans(k < length_b)  # what stands at keys that nobody sees need not even be finite
+                        seen = tl.trans((k < length_b) & (k < k_len))  # values at keys that nobody sees need not even be finite
 
                     if masked or again:
                         m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
@@ -91,6 +91,7 @@ def padding_forward(
                     value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
                     if masked:
                         value = tl.where(seen, value, 0.0)
+
                     out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end

@@ -20,8 +20,9 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
-from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Visits
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits
 
+INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
 SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
@@ -169,7 +170,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
     by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
-    key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
+    key_mask = " & ".join(lowering.text(t, BIT_AND) for t in (by_key and [*by_key, INSIDE]))
     tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
     view_visits = visits_view(first_tile(visits) if plan.reference == "first_tile" else visits, lowering)
 
