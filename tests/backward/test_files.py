@@ -18,7 +18,6 @@ from attncc.planner import choose_backward
 from attncc.targets import target
 
 SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.attn"))
-CHECKED = ("window_alibi_sinks", "relative_bias")
 
 
 def text_of(spec: AttentionSpec, name: str = "sm_90", **shape) -> tuple[str, str]:
