@@ -1,6 +1,6 @@
 """The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
 
-    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--no-flex] [--json NAME]
+    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT] [--no-flex] [--json NAME]
 
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
@@ -160,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     parser.add_argument("--rows", default="dense,variants,masks")
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
     parser.add_argument("--json", default="forward.json")
     parser.add_argument("--no-flex", action="store_true")
     options = parser.parse_args()
@@ -167,7 +168,7 @@ def main() -> None:
     wanted = options.rows.split(",")
     made = {"dense": dense_rows, "variants": variant_rows, "masks": mask_rows}
     results = []
-    for row in (r for part in wanted for r in made[part]()):
+    for row in (r for part in wanted for r in made[part]() if options.only in r.name):
         result = measure(row, not options.no_flex)
         results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
