@@ -14,7 +14,7 @@ from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd
 from attncc.runtime.cache import Cache, Entry
-from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_of
+from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
 from attncc.runtime.loader import load_module
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class Attention:
         spec does not give among them.
         """
         try:
-            signature = (
-                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.get_device(),
-                v.get_device(), *given,
+            signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
+                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+                q.device, k.device, v.device, *given,
             )  # fmt: skip
             for name in self._tensors:
                 x = given[name]
-                signature += (x.shape, x.dtype, x.get_device())
+                signature += (x.shape, x.dtype, x.device)
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError):
             signature, ready = (), None
@@ -136,7 +136,7 @@ class Attention:
         arguments.check_qkv(q, k, v, self.spec.precision.inputs)
         arguments.check_names(self.spec, given)
         sizes = arguments.check_tensors(self.spec, q, k, v, given)
-        target = self.target or target_of(q.device)
+        target = target_for(self.target, q)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
         strides = [s * q.element_size() for x in (k, v) for s in x.stride()[:3]]
         aligned = (

@@ -1,0 +1,104 @@
+"""Calls with wrong arguments: the error names the argument, what the spec expects, and what came."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import attncc
+from attncc.errors import EnvironmentFault
+
+SPEC = """
+attention x(window: int, block: const int = 2, gain: float = 1.0, slopes: f32[h], doc: i32[b, k] sorted,
+            near: bool[buckets, h_kv], seen: bit[row, k], pair: i8[3]) {
+    mask  q // block >= k // block and doc[b, q] == doc[b, k] and q % window >= 0 and near[k % buckets, h_kv]
+    mask  seen[row, k]
+    score gain * s + slopes[h] * pair[0]
+}
+"""
+ATTN = attncc.compile(SPEC)
+
+
+def good() -> dict:
+    """B 2, H 4, H_kv 2, Q 5, K 40, D 8, D_v 16."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 4, 5, 8), "k": (2, 2, 40, 8), "v": (2, 2, 40, 16)}
+    return {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()} | {
+        "window": 3, "slopes": torch.ones(4), "doc": torch.zeros(2, 40, dtype=torch.int32),
+        "near": torch.ones(7, 2, dtype=torch.bool), "seen": torch.full((5, 2), -1, dtype=torch.int32),
+        "pair": torch.zeros(3, dtype=torch.int8),
+    }  # fmt: skip
+
+
+WRONG = [
+    ({"q": None}, TypeError, "q must be a tensor"),
+    ({"q": torch.zeros(4, 5, 8)}, ValueError, "q must be [B, H, Q, D], and has shape [4, 5, 8]"),
+    ({"v": torch.zeros(2, 40, 16)}, ValueError, "v must be [B, H_kv, K, D_v], and has shape [2, 40, 16]"),
+    ({"k": torch.zeros(2, 2, 40, 8, dtype=torch.float16)}, TypeError, "k must have the dtype of q, torch.float32"),
+    ({"v": torch.zeros(2, 2, 40, 16, device="meta")}, ValueError, "v must be on the device of q, cpu, and is on meta"),
+    ({n: good()[n].int() for n in "qkv"}, TypeError, "q must be bfloat16, float16 or float32"),
+    ({"k": torch.zeros(3, 2, 40, 8)}, ValueError, "batch size B"),
+    ({"v": torch.zeros(2, 1, 40, 16)}, ValueError, "number of heads H_kv"),
+    ({"k": torch.zeros(2, 2, 40, 9)}, ValueError, "head size D"),
+    ({"v": torch.zeros(2, 2, 41, 16)}, ValueError, "length K"),
+    ({"q": torch.zeros(2, 5, 5, 8)}, ValueError, "k must have a number of heads that divides q's 5, and has 2"),
+    ({"q": torch.zeros(2, 4, 5, 0), "k": torch.zeros(2, 2, 40, 0)}, ValueError, "head sizes must be at least 1"),
+    ({"slope": torch.ones(4)}, TypeError, "slope"),
+    ({"block": 4}, TypeError, "block"),
+    ({"window": True}, TypeError, "window must be an int, and is a bool: True"),
+    ({"window": 2.0}, TypeError, "window must be an int, and is a float: 2.0"),
+    ({"window": 0}, ValueError, "window divides, so that it must be at least 1, and is 0"),
+    ({"window": torch.ones(1)}, TypeError, "window must be an int, or a 0-d tensor of one"),
+    ({"window": 2**63}, ValueError, "window must be a 64-bit int"),
+    ({"gain": "1"}, TypeError, "gain must be a float, and is a str: '1'"),
+    ({"slopes": 1.0}, TypeError, "slopes must be a tensor f32[h], and is a float"),
+    ({"slopes": torch.ones(4, dtype=torch.float64)}, TypeError, "slopes must be torch.float32 for f32[h]"),
+    ({"slopes": torch.ones(2, 4)}, ValueError, "slopes must have the axes f32[h], and has shape [2, 4]"),
+    ({"slopes": torch.ones(2)}, ValueError, "slopes must have 4 (H) along axis 0 of f32[h], and has 2"),
+    ({"slopes": torch.ones(4, device="meta")}, ValueError, "slopes must be on the device of q, cpu, and is on meta"),
+    ({"doc": torch.zeros(2, 39, dtype=torch.int32)}, ValueError, "doc must have 40 (K) along axis 1"),
+    ({"near": torch.ones(0, 2, dtype=torch.bool)}, ValueError, "the axis buckets divides"),
+    ({"seen": torch.ones(5, 2, dtype=torch.bool)}, TypeError, "bits are packed 32 to an int32"),
+    ({"seen": torch.ones(5, 40, dtype=torch.int32)}, ValueError, "seen must have 2 words of 32 bits (K) along axis 1"),
+    ({"pair": torch.zeros(2, dtype=torch.int8)}, ValueError, "pair must have 3 along axis 0 of i8[3], and has 2"),
+    ({"validate": True, "doc": torch.arange(80, dtype=torch.int32).flip(0).view(2, 40)}, ValueError, "declared sorted"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "said"), WRONG, ids=[said for *_, said in WRONG])
+def test_a_wrong_argument_is_named(change, kind, said):
+    with pytest.raises(kind, match=re.escape(said)):
+        ATTN(**good() | change)
+
+
+@pytest.mark.parametrize("name", ["slopes", "doc", "window"])
+def test_a_missing_parameter_is_named(name):
+    with pytest.raises(TypeError, match=f"x needs the parameter {name}"):
+        ATTN(**{n: x for n, x in good().items() if n != name})
+
+
+def test_a_good_call_lets_no_wrong_one_pass_behind_it():
+    ATTN(**good())
+    for change, kind, said in WRONG:
+        with pytest.raises(kind, match=re.escape(said)):
+            ATTN(**good() | change)
+    ATTN(**good())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_interpreter_refuses_what_it_does_not_multiply_rightly(dtype):
+    attn = attncc.compile("attention x { mask k <= q }", target="interpreter")
+    q, k, v = (torch.zeros(1, 1, 4, 16, dtype=dtype) for _ in range(3))
+    with pytest.raises(TypeError, match=f"q must be float16 or float32 in Triton's interpreter, and is {dtype}"):
+        attn(q, k, v)
+
+
+def test_the_interpreter_has_to_be_turned_on(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    attn = attncc.compile("attention x { mask k <= q }", target="interpreter")
+    with pytest.raises(EnvironmentFault, match="TRITON_INTERPRET=1"):
+        attn(*(torch.zeros(1, 1, 4, 16) for _ in range(3)))
+    with pytest.raises(ValueError, match="q must be on the CPU"):
+        attn(*(torch.zeros(1, 1, 4, 16, device="meta") for _ in range(3)))
