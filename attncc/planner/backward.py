@@ -30,10 +30,10 @@ class Schedule:
     stages: int
 
 
-# The widest that do not spill for causal attention. tcgen05 keeps sums in a memory of its own, which costs registers as
-# soon as the loop is pipelined; mfma has no asynchronous copies.
+# The widest that do not spill for causal attention, but for a few words at the edge of a loop. tcgen05 keeps sums in a
+# memory of its own, which costs registers as soon as the loop is pipelined; mfma has no asynchronous copies.
 SCHEDULES = {
-    "wgmma": (Schedule(64, 128, 64, 8, 2), Schedule(128, 128, 32, 8, 2), Schedule(192, 64, 32, 8, 2),
+    "wgmma": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 32, 8, 3), Schedule(192, 64, 32, 8, 2),
               Schedule(512, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
     "tcgen05": (Schedule(64, 128, 64, 8, 1), Schedule(128, 128, 32, 8, 1), Schedule(512, 64, 16, 8, 1)),
     "mma": (Schedule(32, 128, 64, 8, 2), Schedule(64, 128, 32, 8, 2), Schedule(96, 64, 16, 8, 2),
@@ -53,6 +53,8 @@ def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits:
     reasons = []
     width = max(padded(shape.head_dim), padded(shape.head_dim_v))
     fitting = [s for s in _schedules(spec, shape, target) if width <= s.head_dim]
+    most = _pairs_of_a_thread(spec)
+    fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
     candidates = [_plan(spec, shape, target, s, int_bits) for s in fitting]
     for plan in candidates:
         faults = violations(plan, target)
@@ -62,6 +64,12 @@ def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits:
     sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
     why = "; ".join(reasons) or f"head sizes up to {MAX_HEAD_DIM} are planned"
     raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
+
+
+def _pairs_of_a_thread(spec: AttentionSpec) -> int:
+    """How many pairs a thread can hold: those for which a tensor is read take addresses and values too."""
+    read = operands(spec)
+    return 4 if read.pair or read.bits else 8 if read.gather else 64
 
 
 def _schedules(spec: AttentionSpec, shape: Shape, target: Target) -> tuple[Schedule, ...]:
