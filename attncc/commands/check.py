@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds", type=click.IntRange(1, 1000), help="How many streams of random calls; left out: the usual few."
 )
+@click.option("--differences", is_flag=True, help="Compare gradients with finite differences too.")
 @click.option("--set", "assigned", type=Assignment(), multiple=True, help="Pin a scalar parameter. Repeatable.")
 @json_option
-def command(spec: str, device: str, seeds: int | None, assigned: tuple[tuple[str, Any], ...], as_json: bool) -> None:
+def command(
+    spec: str, device: str, seeds: int | None, differences: bool, assigned: tuple[tuple[str, Any], ...], as_json: bool
+) -> None:  # fmt: skip
     """Call SPEC's program with random inputs of many shapes, types and strides, and compare with float64.
 
-    Output and lse; exit 4 where a call is off by more than its bound. (Gradients come with the backward pass.)
+    Output, lse and every gradient; exit 4 where a call is off by more than its bound.
 
     \b
         attncc check causal.attn
@@ -50,9 +54,8 @@ def command(spec: str, device: str, seeds: int | None, assigned: tuple[tuple[str
         line.stage(f"checking {parsed.spec.name} on {device}")
         from attncc.runtime.check import SEEDS, check
 
-        report = check(
-            parsed.spec, device, seeds=SEEDS if seeds is None else tuple(range(seeds)), values=values.scalars
-        )
+        streams = SEEDS if seeds is None else tuple(range(seeds))
+        report = check(parsed.spec, device, seeds=streams, values=values.scalars, differences=differences)
     if as_json:
         say_json(report.to_json())
     else:
@@ -78,8 +81,20 @@ def _check_device(device: str) -> None:
 
 
 def _print(report: Report) -> None:
-    head = ("call", "type", "strides", "seed", "out error", "bound", "lse error", "bound", "")
-    say(table(head, [_line(row) for row in report.rows], numbers=(3, 4, 5, 6, 7)))
+    head = (
+        "call",
+        "type",
+        "strides",
+        "seed",
+        "out error",
+        "bound",
+        "lse error",
+        "bound",
+        "worst gradient",
+        "of bound",
+        "",
+    )
+    say(table(head, [_line(row) for row in report.rows], numbers=(3, 4, 5, 6, 7, 9)))
     good = sum(row.passed for row in report.rows)
     say(f"{report.name} on {report.device}: {good} of {len(report.rows)} calls within their bounds")
 
@@ -87,4 +102,12 @@ def _print(report: Report) -> None:
 def _line(row: Row) -> list[str]:
     errors = [f"{e:.1e}" for e in (row.out_error, row.out_bound, row.lse_error, row.lse_bound)]
     verdict = click.style("ok", fg="green") if row.passed else click.style("; ".join(row.faults), fg="red")
-    return [row.shape, row.dtype, row.layout, str(row.seed), *errors, verdict]
+    return [row.shape, row.dtype, row.layout, str(row.seed), *errors, *_worst(row), verdict]
+
+
+def _worst(row: Row) -> tuple[str, str]:
+    """The gradient that comes nearest to its bound, and how near."""
+    parts = {name: error / bound if bound else math.inf if error else 0.0
+             for name, (error, bound) in row.gradients.items()}  # fmt: skip
+    name = max(parts, key=lambda n: parts[n], default="")
+    return (name, f"{parts[name]:.2f}") if name else ("", "")

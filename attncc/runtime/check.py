@@ -3,6 +3,7 @@
 Bounds: float32 within 1e-5 of the right answer's l1; a 16-bit result at most twice the error of an unfused computation
 in the same type; lse within 1e-5; what the mask leaves empty is exactly 0 and its lse exactly -inf or the sink; a view
 gives the bits of its contiguous copy; arguments stay as they are. Outputs are filled with NaN before each call.
+Gradients: see check_gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from attncc.errors import CheckError
 from attncc.ir import AttentionSpec, Shape
+from attncc.runtime.check_gradients import Errors, gradient_errors
 from attncc.runtime.draw import DTYPES, Draw
 from attncc.runtime.reference import environment, evaluate, keep_mask, reference, scores, weighted_values
 
@@ -52,7 +54,10 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One call. Errors and bounds are sums of absolute differences over the tensor; `faults` says what is wrong."""
+    """One call. Errors and bounds are sums of absolute differences over the tensor; `faults` says what is wrong.
+
+    `gradients` is empty where they were not asked for.
+    """
 
     shape: str
     dtype: str
@@ -63,6 +68,7 @@ class Row:
     lse_error: float
     lse_bound: float
     faults: tuple[str, ...]
+    gradients: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # error and bound by name
 
     @property
     def passed(self) -> bool:
@@ -88,7 +94,9 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         rows = ({n: v for n, v in r.items() if n != "passed"} for r in data["rows"])
-        return cls(data["name"], data["device"], tuple(Row(**{**r, "faults": tuple(r["faults"])}) for r in rows))
+        whole = ({**r, "faults": tuple(r["faults"]), "gradients": {n: tuple(e) for n, e in r["gradients"].items()}}
+                 for r in rows)  # fmt: skip
+        return cls(data["name"], data["device"], tuple(Row(**r) for r in whole))
 
     def __str__(self) -> str:
         good = sum(r.passed for r in self.rows)
@@ -98,6 +106,7 @@ class Report:
             lines.append(
                 f"  {state} {r.shape}  {r.dtype} {r.layout} seed {r.seed}: "
                 f"output {r.out_error:.1e} (bound {r.out_bound:.1e}), lse {r.lse_error:.1e} (bound {r.lse_bound:.1e})"
+                + "".join(f", d_{n} {e:.1e} (bound {b:.1e})" for n, (e, b) in r.gradients.items())
                 + "".join("; " + f for f in r.faults)
             )
         return "\n".join(lines)
@@ -105,23 +114,28 @@ class Report:
 
 def check(
     spec: AttentionSpec, device: str = "cpu", *, seeds: Sequence[int] = SEEDS, shapes: Sequence[Shape] | None = None,
-    values: Mapping[str, Any] | None = None, run: Run | None = None,
+    values: Mapping[str, Any] | None = None, run: Run | None = None, gradients: bool | None = None,
+    differences: bool = False,
 ) -> Report:  # fmt: skip
     """Compare a spec's program with the float64 reference on `device`: cpu | interpreter | cuda.
 
     `values` pins scalars and consts. `run(q, k, v, **params) -> (out, lse)` is what is checked; left out, it is
-    attncc.compile of the spec. The interpreter runs in a process of its own, since it must be chosen before triton is
-    imported. Raises CheckError where that process breaks; wrong numbers are rows of the report, not errors.
+    attncc.compile of the spec. `gradients` of q, k, v and parameters marked grad are checked too, unless `run` is given
+    and they are not asked for; `differences` compares them with finite differences beside.
+    The interpreter runs in a process of its own, since it must be chosen before triton is imported. Raises CheckError
+    where that process breaks; wrong numbers are rows of the report, not errors.
     """
     values = dict(values or {})
     consts = {p.name: int(values.pop(p.name, CONST if p.default is None else p.default)) for p in spec.consts}
     spec = spec.bind(consts)
     shapes = SHAPES[device] if shapes is None else tuple(shapes)
     if device == "interpreter" and run is None and os.environ.get("TRITON_INTERPRET") != "1":
-        return _in_interpreter(spec, seeds, shapes, values)
+        wanted = {"gradients": gradients, "differences": differences}
+        return _in_interpreter(spec, seeds, shapes, values, wanted)
+    backward = (run is None) if gradients is None else gradients
     run = run or compiled(spec, device)
     rows = [
-        call(spec, run, device, shape, dtype, layout, seed, values)
+        call(spec, run, device, shape, dtype, layout, seed, values, backward, differences)
         for shape, dtype, layout, seed in trials(spec, device, seeds, shapes)
     ]
     return Report(spec.name, device, tuple(rows))
@@ -155,9 +169,9 @@ def compiled(spec: AttentionSpec, device: str) -> Run:
 
 def call(
     spec: AttentionSpec, run: Run, device: str, shape: Shape, dtype: str, layout: str, seed: int,
-    values: Mapping[str, Any],
+    values: Mapping[str, Any], gradients: bool = False, differences: bool = False,
 ) -> Row:  # fmt: skip
-    """One call and its verdict."""
+    """One call and its verdict. Finite differences are taken in float32 and float64, 16 bits are too few for them."""
     place = "cuda" if device == "cuda" else "cpu"
     draw = Draw(spec, seed, values)
     q, k, v = draw.inputs(shape, dtype, layout, place)
@@ -182,7 +196,12 @@ def call(
         faults.append("out is beyond its bound")
     if not errors[2] <= errors[3]:
         faults.append("lse is beyond its bound")
-    return _row(shape, dtype, layout, seed, errors, faults)
+    found: Errors = {}
+    if gradients:
+        with poisoned():
+            found, more = gradient_errors(spec, run, (q, k, v), params, seed, differences and dtype in RELATIVE)
+        faults += more
+    return replace(_row(shape, dtype, layout, seed, errors, faults), gradients=found)
 
 
 def _row(
@@ -268,13 +287,14 @@ def poisoned() -> Iterator[None]:
 
 
 def _in_interpreter(
-    spec: AttentionSpec, seeds: Sequence[int], shapes: Sequence[Shape], values: Mapping[str, Any]
-) -> Report:
+    spec: AttentionSpec, seeds: Sequence[int], shapes: Sequence[Shape], values: Mapping[str, Any],
+    wanted: Mapping[str, bool | None],
+) -> Report:  # fmt: skip
     """The same check in a process whose triton interprets."""
     from attncc import frontend
 
     request = {"text": frontend.canonical(spec), "seeds": list(seeds), "values": dict(values),
-               "shapes": [asdict(s) for s in shapes]}  # fmt: skip
+               "shapes": [asdict(s) for s in shapes], "wanted": dict(wanted)}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "attncc.runtime.check"], input=json.dumps(request), text=True, capture_output=True,
         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False,
@@ -291,7 +311,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     shapes = [Shape(**s) for s in request["shapes"]]
     spec = frontend.parse(request["text"]).spec
-    report = check(spec, "interpreter", seeds=request["seeds"], shapes=shapes, values=request["values"])
+    report = check(spec, "interpreter", seeds=request["seeds"], shapes=shapes, values=request["values"],
+                   **request["wanted"])  # fmt: skip
     print(json.dumps(report.to_json()))
 
 

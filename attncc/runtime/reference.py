@@ -39,8 +39,8 @@ class Env:
 def evaluate(e: Expr, env: Env) -> Tensor:
     """The value of `e`: int64, float64 or bool, of the shape that the values in it broadcast to.
 
-    Reads outside an axis give 0 or false; `//` and `%` floor and give 0 where the divisor is below 1.
-    Raises KeyError for a name that `env` lacks.
+    Reads outside an axis give 0 or false; `//` and `%` floor and give 0 where the divisor is below 1. Gradients flow
+    through. Raises KeyError for a name that `env` lacks.
     """
     done: dict[int, Tensor] = {}
     stack = [e]
@@ -60,14 +60,14 @@ def _node(e: Expr, args: list[Tensor], env: Env) -> Tensor:
     if isinstance(e, Const):
         return torch.tensor(e.value, dtype=DTYPES[e.type])
     if isinstance(e, Var):
-        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device="cpu").detach()
+        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device="cpu")
     if isinstance(e, Read):
         return _read(e, args, env)
     return OPERATIONS[e.op](*args)
 
 
 def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
-    table = env.tensors[e.tensor].detach().to("cpu")
+    table = env.tensors[e.tensor].to("cpu")
     extents = list(table.shape)
     if e.tensor in env.bits:
         extents[-1] = env.bits[e.tensor]
@@ -159,7 +159,7 @@ def keep_mask(spec: AttentionSpec, env: Env, shape: tuple[int, ...]) -> Tensor:
 
 def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     """Scaled and changed scores [B, H, Q, K] in float64, excluded pairs not yet excluded."""
-    q, k = q.detach().to("cpu", torch.float64), k.detach().to("cpu", torch.float64)
+    q, k = q.to("cpu", torch.float64), k.to("cpu", torch.float64)
     scale = q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)
     s = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale
     for score in spec.scores:
@@ -167,6 +167,7 @@ def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     return s
 
 
+@torch.no_grad()
 def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
 
@@ -193,7 +194,7 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
 
 def weighted_values(p: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     """Sum over kept keys of p * v, [B, H, Q, D_v]; what is not kept adds nothing even where `v` is not finite."""
-    values = v.detach().to("cpu", torch.float64).repeat_interleave(p.shape[1] // v.shape[1], 1)
+    values = v.to("cpu", torch.float64).repeat_interleave(p.shape[1] // v.shape[1], 1)
     if torch.isfinite(values).all():
         return p @ values
     each = p[..., None] * values[:, :, None]

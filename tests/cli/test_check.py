@@ -19,7 +19,7 @@ def asked(monkeypatch):
     """Replaces the measurement: (what was asked for, the rows to answer with)."""
     calls, rows = [], [GOOD]
 
-    def answer(spec, device, *, seeds, values):
+    def answer(spec, device, *, seeds, values, differences):
         calls.append((spec.name, device, tuple(seeds), dict(values)))
         return check.Report(spec.name, device, tuple(rows))
 

@@ -1,0 +1,130 @@
+"""The float64 reference of gradients: the same expressions over the whole score matrix, differentiated by autograd.
+
+It knows nothing of analysis.derivative, whose rules the generated programs follow. `reference.reference` stays the
+judge of outputs; the form here avoids what autograd cannot pass through, infinities less infinities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attncc.ir import AttentionSpec
+from attncc.runtime.reference import environment, evaluate, keep_mask, reference, sink_of, weighted_values
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """By name (q, k, v, parameters marked grad), in float64. `summed` is the l1 of what a gradient adds up
+    before signs cancel, dp and delta taken apart, and a slope of a score not below 1, the unit that its own rounding is
+    relative to (1 - tanh^2): rounding errors are in proportion to that."""
+
+    values: Mapping[str, Tensor]
+    summed: Mapping[str, float]
+
+
+def learned(spec: AttentionSpec, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of parameters marked `grad`."""
+    return {p.name: params.get(p.name, p.default) for p in spec.params if p.grad}
+
+
+def gradients(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], d_out: Tensor, d_lse: Tensor,
+    rounded: torch.dtype | None = None,
+) -> Gradients:  # fmt: skip
+    """Of sum(out * d_out) + sum(lse * d_lse) over rows whose lse is finite. Shapes and parameters as for `reference`,
+    d_out [B, H, Q, D_v], d_lse [B, H, Q].
+
+    `rounded` rounds every intermediate, on the way and on the way back: an unfused computation in that type.
+    """
+    leaves = {n: _leaf(x) for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
+    round_to: Step = (lambda x: x) if rounded is None else (lambda x: _Rounded.apply(x, rounded))
+    mine = {n: x for n, x in leaves.items() if n not in ("q", "k", "v")}
+    out, lse, scaled, s, p = _dense(spec, leaves["q"], leaves["k"], leaves["v"], {**params, **mine}, round_to)
+    d_out, d_lse = (x.to("cpu", torch.float64) for x in (d_out, d_lse))
+    d_lse = torch.where(lse.isfinite(), d_lse, 0.0)
+    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    flowing = [torch.where(lse.isfinite(), lse, 0.0), s]
+    found = torch.autograd.grad([out, flowing[0]], list(leaves.values()), [d_out, d_lse], **options)
+    delta = (d_out * out).abs().sum(-1) + d_lse.abs()
+    dp = p.abs() * (d_out.abs() @ leaves["v"].abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT)
+    flat = (dp + p.abs() * delta[..., None]).detach()
+    summed = torch.autograd.grad(
+        [*flowing, scaled], list(leaves.values()), [delta.detach(), dp.detach(), flat], **options
+    )  # fmt: skip
+    return Gradients(
+        dict(zip(leaves, found, strict=True)),
+        {n: float(x.abs().sum()) for n, x in zip(leaves, summed, strict=True)},
+    )
+
+
+def differences(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], d_out: Tensor, d_lse: Tensor,
+    directions: Mapping[str, Tensor], step: float = 1e-6,
+) -> dict[str, float]:  # fmt: skip
+    """The same loss's derivative along a direction of each argument by itself, by central differences of `reference`.
+
+    Where a spec jumps or has a corner within `step` it means little.
+    """
+
+    def loss(name: str, by: float) -> float:
+        moved = {"q": q, "k": k, "v": v, **params}
+        moved[name] = torch.as_tensor(moved[name]).to("cpu", torch.float64) + by * directions[name]
+        given = {n: x for n, x in moved.items() if n not in ("q", "k", "v")}
+        out, lse = reference(spec, moved["q"], moved["k"], moved["v"], given)
+        total = (out * d_out.to("cpu", torch.float64)).sum()
+        return float(total + torch.where(lse.isfinite(), lse, 0.0).mul(d_lse.to("cpu", torch.float64)).sum())
+
+    return {name: (loss(name, step) - loss(name, -step)) / (2 * step) for name in directions}
+
+
+class _Rounded(torch.autograd.Function):
+    """A value and its gradient, rounded to a type and kept in float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return x.to(dtype).to(torch.float64)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype).to(torch.float64), None
+
+
+def _leaf(x: Any) -> Tensor:
+    return torch.as_tensor(x, dtype=None if isinstance(x, Tensor) else torch.float64).detach().to(
+        "cpu", torch.float64, copy=True
+    ).requires_grad_()  # fmt: skip
+
+
+def _dense(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], to: Step
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """out, lse, the scaled products, the scores before any is excluded, and the weights."""
+    env = environment(spec, q, k, params)
+    product = to(q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT)
+    s = scaled = to(product * (q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)))
+    for score in spec.scores:
+        s = to(evaluate(score, env.having(s=s)).expand(product.shape))
+    keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
+    sink = sink_of(spec)
+    extra = None if sink is None else evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
+    top = torch.full((*s.shape[:3], 1), -math.inf, dtype=torch.float64) if extra is None else extra.detach()
+    if s.shape[-1]:
+        top = torch.maximum(top, torch.where(keep, s.detach(), -math.inf).amax(-1, keepdim=True))
+    top = torch.where(top == -math.inf, 0.0, top)
+    e = torch.where(keep, torch.exp(torch.where(keep, s, top) - top), 0.0)
+    total = e.sum(-1, keepdim=True) + (0.0 if extra is None else torch.exp(extra - top))
+    some = torch.where(total > 0, total, 1.0)
+    lse = torch.where(total > 0, top + torch.log(some), -math.inf)
+    p = to(e / some)
+    if spec.weight is not None:
+        p = to(torch.where(keep, p * evaluate(spec.weight, env), 0.0))
+    return to(weighted_values(p, v, keep)), lse[..., 0], scaled, s, p

@@ -1,0 +1,93 @@
+"""That `check` judges gradients: right ones pass, each kind of wrong one is seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from attncc import frontend
+from attncc.ir import Shape
+from attncc.runtime.check import Report, check, compiled
+from attncc.runtime.gradients import differences, gradients
+
+SHAPES = (Shape(2, 4, 2, 9, 13, 8, 12), Shape(1, 2, 1, 7, 3, 8, 8))
+SPEC = frontend.parse("""attention judged(slopes: f32[h] grad, cap: float grad, sinks: f32[h] grad) {
+    score cap * tanh(s / cap) - slopes[h] * (q - k)
+    mask k <= q
+    softmax sink(sinks[h])
+}""").spec
+
+
+class Wrong(torch.autograd.Function):
+    """The same values; a gradient that is changed."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.change(gradient), None
+
+
+def judged(name="", change=lambda g: g, **options):
+    run = compiled(SPEC, "cpu")
+
+    def changed(q, k, v, **params):
+        given = {"q": q, "k": k, "v": v, **params}
+        if name and isinstance(given[name], torch.Tensor):
+            given[name] = Wrong.apply(given[name], change)
+        return run(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+    return check(SPEC, shapes=SHAPES, seeds=(0,), run=changed, gradients=True, **options)
+
+
+def test_right_gradients_pass_and_survive_json():
+    report = judged(differences=True)
+    assert report.passed, str(report)
+    names = {"q", "k", "v", "slopes", "cap", "sinks"}
+    assert set(report.rows[0].gradients) == names | {f"differences by {n}" for n in names}
+    assert {frozenset(r.gradients) for r in report.rows if r.dtype == "bf16"} == {frozenset(names)}
+    again = Report.from_json(json.loads(json.dumps(report.to_json())))
+    assert again == report and "d_sinks" in str(report)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "slopes", "cap", "sinks"])
+@pytest.mark.parametrize("change", [lambda g: g * 1.001, torch.zeros_like, lambda g: g.new_full(g.shape, torch.nan)])
+def test_wrong_gradients_fail(name, change):
+    report = judged(name, change)
+    rows = [r for r in report.rows if r.dtype == "f32"]
+    assert not any(r.passed for r in rows)
+    assert all(f"the gradient of {name} is beyond its bound" in r.faults for r in rows)
+
+
+def test_differences_see_what_is_wrong_by_themselves():
+    report = judged("k", lambda g: g * 1.01, differences=True)
+    assert any("differences by k disagree" in f for r in report.rows for f in r.faults)
+
+
+def test_without_being_asked_a_run_has_no_gradients():
+    report = check(SPEC, shapes=SHAPES, seeds=(0,), run=compiled(SPEC, "cpu"))
+    assert report.passed and not any(r.gradients for r in report.rows)
+
+
+def test_the_reference_against_its_own_differences():
+    """Empty rows, an excluded key that is not finite, a sink, a weight, rounding."""
+    spec = frontend.parse("""attention x(e: f32[h] grad, w: f32[k] grad, m: float grad) {
+        scale m * m  score s - 0.1 * s * s  mask k < q and k > 0  softmax sink(e[h])  weight 1 + w[k] * w[q]
+    }""").spec
+    g = torch.Generator().manual_seed(1)
+    q, k, v, d_out = (torch.randn(1, h, 6, 4, generator=g, dtype=torch.float64) for h in (2, 1, 1, 2))
+    params = {"e": torch.randn(2, generator=g), "w": torch.randn(6, generator=g), "m": 0.7}
+    d_lse = torch.randn(1, 2, 6, generator=g)
+    exact = gradients(spec, q, k, v, params, d_out, d_lse)
+    along = {n: torch.randn(x.shape, generator=g, dtype=torch.float64) for n, x in exact.values.items()}
+    moved = differences(spec, q, k, v, params, d_out, d_lse, along)
+    for n, x in exact.values.items():
+        assert abs(float((x * along[n]).sum()) - moved[n]) < 1e-7 * (1 + float(x.norm()))
+    rounded = gradients(spec, q, k, v, params, d_out, d_lse, torch.bfloat16)
+    off = (rounded.values["q"] - exact.values["q"]).norm() / exact.values["q"].norm()
+    assert 1e-4 < off < 3e-2 and not exact.values["q"][:, :, :2].any()
