@@ -64,7 +64,7 @@ def _narrow(spec: AttentionSpec, plans: Iterable[Visits], longest: int, values: 
         for v in plans:
             ranges = _Ranges(spec, longest, values)
             for s in v.summaries:
-                ranges.elements[s.name] = ranges(s.value)
+                ranges.elements[s.name] = _entry(ranges(s.value))
             for name, value in v.lets:
                 ranges.names[name] = ranges(value)
             ends = [e for s in (*v.masked, *v.full) for e in (s.begin, s.end)]
@@ -73,6 +73,13 @@ def _narrow(spec: AttentionSpec, plans: Iterable[Visits], longest: int, values: 
     except _Overflow:
         return False
     return True
+
+
+def _entry(value: Pair) -> Pair:
+    """What a table of the 32-bit kernel holds: i64 elements do not fit it, although they make arithmetic wide."""
+    if not NARROW[0] <= value[0] <= value[1] <= NARROW[1]:
+        raise _Overflow
+    return value
 
 
 class _Ranges:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import fold
-from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, Printer
+from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, TRITON_WIDE, Printer
 from attncc.codegen.signature import stride_name, vectorized
 from attncc.codegen.tables import LARGEST, Tables
 from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
 IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
-_WIDEN = {"f16": "tl.float32", "bf16": "tl.float32", "i8": "tl.int32", "i16": "tl.int32", "u8": "tl.int32"}
+NARROW = {"f16": "tl.float32", "bf16": "tl.float32", "i8": "tl.int32", "i16": "tl.int32", "u8": "tl.int32"}
+WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "tl.int64")}
 
 
 def level(e: Expr) -> str:
@@ -37,7 +38,8 @@ class Lowering:
     printer: Printer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.printer = Printer(TRITON, self.names, {}, {}, self.nonnegative, self.positive)
+        backend, self.widen = (TRITON, NARROW) if self.int_bits == 32 else (TRITON_WIDE, WIDE)
+        self.printer = Printer(backend, self.names, {}, {}, self.nonnegative, self.positive)
         self._reads: dict[Read, str] = {}
         self._known: dict[Expr, str] = {}
         self._summaries = {s.name: s for s in (*self.tables.own.values(), *self.tables.reduced, *self.tables.scanned)}
@@ -115,7 +117,7 @@ class Lowering:
         code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")
         if param.element == "bit":
             return f"({code} >> ({self.printer(read.indices[-1], ATOM)} & 31)) & 1 != 0"
-        return f"{code}.to({_WIDEN[param.element or '']})" if param.element in _WIDEN else code
+        return f"{code}.to({self.widen[param.element or '']})" if param.element in self.widen else code
 
     def inside(self, read: Read, param: Param) -> Iterable[str]:
         """What has to be compared so that nothing outside an axis is read."""

@@ -27,7 +27,7 @@ class Names:
 
 
 # Words that the lowerings write themselves.
-WORDS = ("keep", "masked", "full", "range", "slice", "min", "max", "abs", "bool", "float", "i", "j", "math", "tl")
+WORDS = ("keep", "masked", "full", "range", "slice", "min", "max", "abs", "len", "int", "bool", "float", "i", "j", "tl")
 
 
 @cache

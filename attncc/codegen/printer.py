@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attncc.ir import Const, Expr, Op, Read, Var
 
@@ -71,6 +71,9 @@ TRITON = Backend(
     promotes=True,
 )  # fmt: skip
 
+# The same where 32 bits do not do for integers.
+TRITON_WIDE = replace(TRITON, forms={**TRITON.forms, "floor": Form("tl.floor({0}).to(tl.int64)")})
+
 # Tiles as tensors; scalars may be Python numbers, which the helpers accept too.
 TORCH = Backend(
     "torch",
@@ -85,16 +88,17 @@ TORCH = Backend(
     },
 )  # fmt: skip
 
-# Run-time scalars of the host: plain Python numbers.
+# Run-time scalars of the host: Python numbers. What Python refuses of floats (1 / 0, log(0), exp(1000)) goes through
+# tensors without dimensions, which take them as the language does.
 PYTHON = Backend(
     "python",
     {
-        **_ARITHMETIC, **_COMPARISON,
+        **_ARITHMETIC, **_COMPARISON, "/": Form("tensor({0}) / {1}", TERM, (ANY, TERM + 1), "tensor"),
         "and": infix("and", AND), "or": infix("or", OR), "not": Form("not {0}", NOT, (NOT,)),
         "//": infix("//", TERM), "%": infix("%", TERM), "abs": call("abs"),
         "min": Form("min({0}, {1})"), "max": Form("max({0}, {1})"),
-        **{f: Form(f"math.{f}({{0}})") for f in ("exp", "exp2", "log", "log2", "tanh", "sqrt")},
-        "sigmoid": Form("1 / (1 + math.exp(-{0}))", TERM, (UNARY,)), "floor": Form("math.floor({0})"),
+        **{f: call(f, helper=True) for f in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")},
+        "floor": Form("int(floor({0}))", helper="floor"),
         "where": Form("{1} if {0} else {2}", ANY, (OR, OR, ANY)), "float": Form("float({0})"),
         "checked_div": Form("{0} // {1} if {1} > 0 else 0", ANY, (TERM, ATOM)),
         "checked_mod": Form("{0} % {1} if {1} > 0 else 0", ANY, (TERM, ATOM)),

@@ -31,6 +31,7 @@ def test_limits_follow_from_the_largest_intermediate_value() -> None:
     assert limit("k // W * W <= q") >= 2**28  # n (X // n) is no product
     assert limit("k <= start[b] + row", start=Table("i32", ("b",))) == 0
     assert limit("k <= start[b] + row", start=Table("i64", ("b",))) >= 2**29  # 64 bits wide by itself
+    assert limit("doc[b, q] == doc[b, k]", doc=Table("i64", ("b", "k"))) == 0  # its tables hold 32 bits
     assert limit("k <= floor(sqrt(abs(q)))") >= 2**28
     assert limit("k * k * k <= q") == 2**8  # keys of the last tile reach 1,024 behind the end
 

@@ -170,6 +170,27 @@ def test_11_documents_do_not_leak(runner):
     assert (runner(text, q, k, loud, doc=torch.from_numpy(ids[None]).int())[0][:, :, :3] == got[0][:, :, :3]).all()
 
 
+APART = {
+    "i64 ids that agree in their low half": ("i64", [0, 2**32, 2**33], "doc[b, q] == doc[b, k]", {}),
+    "i64 ids at the ends": ("i64", [-(2**63), 0, 2**63 - 1], "doc[b, q] == doc[b, k]", {}),
+    "i32 ids far apart": ("i32", [-(2**31), 0, 2**31 - 1], "doc[b, q] - doc[b, k] == 0", {}),
+    "ids beside a large number": ("i32", [5, 6, 7], "doc[b, q] == doc[b, k] and k * w >= 0", {"w": 2**40}),
+    "a float beyond 32 bits": ("i32", [0, 1, 2], "doc[b, q] == doc[b, k] and k < floor(x)", {"x": 3e9}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APART)
+def test_11_nor_where_ids_and_what_stands_beside_them_are_large(runner, name):
+    """Beyond 32 bits the kernel of 64-bit integers runs, tables of the mask's tensors included."""
+    element, values, mask, more = APART[name]
+    q, k, v = qkv(1, 2, 2, 16, 16, 8)
+    ids = np.repeat(np.array(values), [3, 5, 8])
+    scalars = "".join(f", {n}: {type(x).__name__}" for n, x in more.items())
+    doc = torch.from_numpy(ids[None]).to(torch.int64 if element == "i64" else torch.int32)
+    got = runner(f"attention apart(doc: {element}[b, k]{scalars}) {{ mask {mask} }}", q, k, v, doc=doc, **more)
+    close(got, attention(q, k, v, ids[:, None] == ids), 55.050528646)
+
+
 @pytest.mark.parametrize("window, pairs, known", [(4, 58, 64.699415525), (5, 70, 59.544952306)])
 def test_15_window_off_by_one(runner, window, pairs, known):
     q, k, v = qkv(1, 1, 1, 16, 16, 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attncc import analysis, frontend
 from attncc.codegen import render_cpu
-from attncc.codegen.naming import parameter_names
+from attncc.codegen.naming import parameter_names, reserved
 from attncc.ir import KernelPlan, Shape
 from attncc.runtime.check import check
 from attncc.runtime.reference import reference
@@ -72,6 +73,9 @@ def test_each_spec_of_the_library_over_many_tiles(path, tables):
         "let near = abs(q - k) score s - 0.1 * near mask near < 20 weight where(near < 5, 1, 0.5)",
         "score 0.25", "score h", "mask (q - 100) // 7 % 3 == k // 7 % 3", "mask k // (k_len // 3) == 1",
         "score s + floor(log2(max(q - k, 1)))", "mask false", "softmax sink(0.1 * row - 1) mask k < row",
+        "mask k <= q + floor(k_len / 2.5)", "mask k < floor(sqrt(q_len) * log2(k_len))", "mask exp(q_len) < 3",
+        "mask sigmoid(k_len) > tanh(0.5) and k <= q", "mask k <= q or 1 / (k_len - k_len) < 3",
+        "mask log(q_len - q_len) < exp(1000 * k_len) and k <= q",
     ],
 )  # fmt: skip
 def test_forms_of_the_language(body):
@@ -144,6 +148,7 @@ def test_memory_is_linear_in_length():
         "Q",
         "B",
         "range",
+        "len",
         "i",
         "slice",
         "s_",
@@ -156,6 +161,21 @@ def test_names_of_a_spec_do_not_meet_those_of_the_file(name):
     q, k, v = qkv()
     params = {name: 13, "real": torch.tensor([0.5, -0.25])}
     close(run(q, k, v, **params), reference(spec, q, k, v, params))
+
+
+RICH = """attention rich(doc: i32[b, k], on: bit[b, row, n], sink: f32[h], near: int, blocks: bool[h, x, y]) {
+    mask (doc[b, q] == doc[b, k] or on[b, row, k]) and k < floor(k_len / 0.5) + near
+    mask blocks[h, q // 64, k // 64] or near // 3 % 2 == 0
+    softmax sink(sink[h])
+}"""
+
+
+def test_no_parameter_can_take_the_name_of_a_function_that_the_program_calls():
+    for text in (RICH, *(path.read_text(encoding="utf-8") for path in SPECS)):
+        tree = ast.parse(rendered(text)[1])
+        forward = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "forward")
+        called = {n.func.id for n in ast.walk(forward) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        assert "slice" in called and called <= reserved()
 
 
 def test_names_stay_where_they_can():
