@@ -148,7 +148,7 @@ def plan_parsed(
     from attncc.codegen.tables import tables_of
 
     spec, goal = frontend.bind(parsed, consts), target(target_name)
-    visits = analysis.kernel_visits(spec) if goal.is_gpu else analysis.visits(spec, "q")
+    visits = analysis.kernel_visits(spec) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
     choice = planner.choose(spec, shape, goal, visits)
     choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=bool(tables_of(visits))))
     return Planned(parsed, spec, consts, values, shape, goal, visits, choice)

@@ -21,7 +21,7 @@ TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
-CPU_TILE_K = 256  # of the PyTorch program: large enough that its operators outweigh Python
+CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
 TYPICAL_BATCH = 4
 SHOWN = 12  # rejected plans of each kind that a Choice carries
@@ -90,6 +90,7 @@ def _candidates(
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
+        rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
         choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
     pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
     dtype = spec.precision.inputs or shape.dtype
