@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attncc.ir import pieces
+
 
 @dataclass(frozen=True)
 class Part:
@@ -28,15 +30,9 @@ class Part:
         return f"({inside}) & ({self.name}{self.tag} < {self.limit})[:, None]" if self.padded else inside
 
 
-def sizes(head_dim: int) -> tuple[int, ...]:
-    """96 -> (64, 32), 80 -> (64, 16), 31 -> (32,): a multiple of 16, the depth of a matrix instruction, by its bits."""
-    rounded = -(-head_dim // 16) * 16
-    return tuple(1 << bit for bit in range(rounded.bit_length() - 1, 3, -1) if rounded >> bit & 1)
-
-
 def split(head_dim: int, name: str) -> tuple[Part, ...]:
     made: list[Part] = []
-    for size in sizes(head_dim):
+    for size in pieces(head_dim):
         offset = made[-1].offset + made[-1].size if made else 0
         made.append(Part(name, "", offset, size, head_dim))
     if len(made) > 1:

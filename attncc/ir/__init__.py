@@ -18,7 +18,7 @@ from attncc.ir.expr import (
     tensors,
     walk,
 )  # fmt: skip
-from attncc.ir.plan import KernelPlan, Shape
+from attncc.ir.plan import KernelPlan, Shape, pieces
 from attncc.ir.spec import (
     BUILTINS,
     CALL_AXES,
@@ -62,6 +62,7 @@ __all__ = [
     "children",
     "conjunction",
     "names",
+    "pieces",
     "rewrite",
     "substitute",
     "tensors",

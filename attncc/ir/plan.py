@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,11 @@ class KernelPlan:
     gather_bytes: int = 0  # for each pair, at an index that was read itself
     shared_bytes: int = 0  # predicted
     direction: str = "forward"  # forward | backward: there dQ has tiles of tile_q x tile_k, dK and dV swapped ones
+
+
+@cache
+def pieces(head_dim: int) -> tuple[int, ...]:
+    """A head size in powers of two, largest first, whose sum is `head_dim` rounded up to 16, the depth of a matrix
+    instruction: 96 -> (64, 32), 80 -> (64, 16), 31 -> (32,). A tile has a power of two of columns."""
+    rounded = -(-head_dim // 16) * 16
+    return tuple(1 << bit for bit in reversed(range(rounded.bit_length())) if rounded >> bit & 1)

@@ -6,8 +6,8 @@ product to the next through shared memory. `tile_q` is the outer size in both, `
 
 from __future__ import annotations
 
-from attncc.ir import KernelPlan
-from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WORD, matrix_unit, padded, pieces
+from attncc.ir import KernelPlan, pieces
+from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WORD, matrix_unit, padded
 from attncc.targets import Target
 
 STATISTICS = 8  # bytes of a row: its lse and delta
@@ -25,7 +25,7 @@ def fa2_backward(plan: KernelPlan, target: Target) -> int:
     pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * plan.stages
     beside = pair + outer * inner * plan.gather_bytes * 2 + plan.stages * inner * plan.key_bytes
     beside += ALIGNMENT if beside else 0
-    rows = 2 * ahead * inner * STATISTICS if plan.stages > 1 else 0
+    rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if plan.stages > 1 else 0
     unit = matrix_unit(plan, target)
     if unit == "mfma":  # what is kept is in registers, and passed through shared memory piece by piece
         piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])

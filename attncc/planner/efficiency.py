@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, pieces
 from attncc.planner import registers
-from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, matrix_unit, padded, pieces
+from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, matrix_unit, padded
 from attncc.targets import Target
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import gcd
 
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, pieces
 from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
@@ -34,13 +34,6 @@ def triton_release() -> tuple[int, int]:
     except PackageNotFoundError:
         return DIRECT_TO_SHARED
     return int(major), int(minor)
-
-
-@cache
-def pieces(head_dim: int) -> tuple[int, ...]:
-    """Powers of two, largest first, whose sum is `head_dim` rounded up to a multiple of 16: 96 is 64 + 32, 31 is 32."""
-    rounded = -(-head_dim // 16) * 16
-    return tuple(1 << bit for bit in reversed(range(rounded.bit_length())) if rounded >> bit & 1)
 
 
 @cache

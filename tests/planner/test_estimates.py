@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, pieces
 from attncc.planner import registers, shared_memory
 from attncc.targets import target
 from tests.planner.recorded import RECORDED
@@ -57,7 +57,7 @@ def test_plans_that_spilled_much_are_seen():
      (120, (128,)), (192, (128, 64)), (512, (512,))],
 )  # fmt: skip
 def test_head_sizes_are_split_not_padded_to_a_power_of_two(head_dim, parts):
-    assert shared_memory.pieces(head_dim) == parts
+    assert pieces(head_dim) == parts
     assert shared_memory.padded(head_dim) == sum(parts)
 
 
