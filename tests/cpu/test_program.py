@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import attncc
 from attncc import analysis, frontend
 from attncc.codegen import render_cpu
 from attncc.codegen.naming import parameter_names, reserved
@@ -118,6 +119,15 @@ def test_documents_visit_their_own_tiles_alone():
     with Count() as count:
         run(q, k, v, doc=doc)
     assert count.calls.count("aten::bmm") == 4 * 2 + 4
+    assert count.calls.count("aten::masked_fill_") == 0
+
+
+def test_so_do_those_that_the_road_builds():
+    attn = attncc.compile("attention documents(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }")
+    q, k, v = qkv(rows=1024, keys=1024)
+    with Count() as count:
+        attn(q, k, v, doc=(torch.arange(1024) // 256)[None].int())
+    assert count.calls.count("aten::bmm") == 4
     assert count.calls.count("aten::masked_fill_") == 0
 
 
