@@ -1,4 +1,12 @@
-"""attncc: short attention specs become fast, exact, readable kernels. See `attncc.load` and `attncc.compile`."""
+"""attncc: short attention specs become fast, exact, readable kernels.
+
+    attn = attncc.load("specs/causal.attn")  # or attncc.compile(text)
+    out, lse = attn(q, k, v, return_lse=True)
+
+q is [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], of one dtype: bfloat16, float16 or float32, and float64 on the
+CPU; out is [B, H, Q, D_v] in that dtype, lse [B, H, Q] in float32, the natural logarithm. Attention.__call__ in attncc.api
+says more.
+"""
 
 from __future__ import annotations
 
@@ -15,3 +23,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'attncc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What pydoc and completion show: `load` and `compile` too, which are not there before they are asked for."""
+    return sorted({*globals(), *__all__})

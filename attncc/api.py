@@ -15,6 +15,7 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
 
     `target` is left out (the device of the tensors decides), or "interpreter": then the Triton kernel runs on CPU
     tensors in Triton's interpreter, which TRITON_INTERPRET=1 must have turned on before triton is imported.
+    The Attention takes q, k, v and the spec's other parameters: see Attention.__call__ for shapes, dtypes and errors.
     Raises SpecError with every fault of the spec, and TypeError for constants that are missing, unknown or no ints.
     """
     parsed = frontend.parse(text, filename)

@@ -1,6 +1,9 @@
 """The pages say what there is: specs, targets, versions, make targets."""
 
+import json
+import pydoc
 import re
+import runpy
 
 import pytest
 from click.testing import CliRunner
@@ -128,3 +131,25 @@ def test_what_the_frontend_lists_is_what_there_is():
     from attncc.frontend.consts import TARGETS as NAMES
 
     assert set(NAMES) == set(TARGETS)
+
+
+def test_the_figures_of_the_readme_are_the_recorded_ones():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))["tables"]()
+    measured = section(read("README.md"), "Measured")
+    assert set(tables) == {"forward.json", "host.json"}
+    assert [line for line in measured.splitlines() if line.startswith("|")] == [
+        line for _, *lines in tables.values() for line in lines
+    ]
+    assert all(f"{lines[0]}." in measured for lines in tables.values())
+
+
+def test_the_figures_beside_flex_are_the_recorded_ones():
+    record = json.loads(read("benchmarks/results/forward_with_flex_8f7a501.json"))
+    times = [r["tflops"]["attncc"] / r["tflops"]["flex"] for r in record["rows"] if r["part"] == "dense"]
+    assert len(times) == 10
+    assert f"at {min(times):.2f} to {max(times):.2f} times its rate" in " ".join(read("README.md").split())
+
+
+def test_the_help_on_the_package_shows_what_there_is_to_call():
+    shown = pydoc.plain(pydoc.render_doc(attncc))
+    assert "load(path" in shown and "compile(text" in shown and "[B, H_kv, K, D_v]" in shown

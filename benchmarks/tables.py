@@ -1,0 +1,55 @@
+"""The tables of the README's section "Measured", from results/*.json: `python benchmarks/tables.py` prints them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PEERS = {"flex": "FlexAttention", "cudnn": "cuDNN", "flash": "FlashAttention-2"}  # the last two through PyTorch's SDPA
+
+
+def forward(record: dict[str, Any]) -> list[str]:
+    """TFLOP/s of each row, and how many times the best of its peers that is."""
+    there = {name: title for name, title in PEERS.items() if any(name in row["tflops"] for row in record["rows"])}
+    lines = [_cells("row", "attncc", *there.values(), "of the best peer"), "|---" * (len(there) + 3) + "|"]
+    for row in record["rows"]:
+        rates = row["tflops"]
+        best = max(rate for name, rate in rates.items() if name in PEERS)
+        shown = (f"{rates[n]:.0f}" if n in rates else "-" for n in ("attncc", *there))
+        lines.append(_cells(row["row"], *shown, f"{rates['attncc'] / best:.2f}"))
+    return lines
+
+
+def host(record: dict[str, Any]) -> list[str]:
+    """Microseconds of a call on the host, beside those of Triton's own launch with the same arguments."""
+    lines = [_cells("spec", "call", "launch alone", "beyond it"), "|---|---|---|---|"]
+    for row in record["rows"]:
+        lines.append(_cells(row["spec"], *(f"{row[n]:.0f}" for n in ("call_us", "launch_us", "beyond_us"))))
+    return lines
+
+
+def made_with(record: dict[str, Any]) -> str:
+    """The machine and versions of a record."""
+    torch, device = record["torch"].split("+")[0], record["device"].removeprefix("NVIDIA ")
+    return f"{device}, PyTorch {torch}, Triton {record['triton']}, {record['date']}"
+
+
+def tables() -> dict[str, list[str]]:
+    """Lines for each record that is there, by its file's name: what it was made with, then a table."""
+    made = {}
+    for name, table in (("forward.json", forward), ("host.json", host)):
+        if (RESULTS / name).is_file():
+            record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+            made[name] = [made_with(record), *table(record)]
+    return made
+
+
+def _cells(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+if __name__ == "__main__":
+    for record_name, record_lines in tables().items():
+        print(record_name, *record_lines, "", sep="\n")
