@@ -62,6 +62,9 @@ def program() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the program and exit with its status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it; the next file opened would take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     status = run(args)
     with contextlib.suppress(OSError):
         sys.stderr.flush()

@@ -153,6 +153,17 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path):
     assert process.wait(60) == 141 and err == b""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_are_closed_from_the_start_change_no_status(tmp_path, closed):
+    (tmp_path / "causal.attn").write_text("attention causal { mask k <= q }")
+    (tmp_path / "wrong.attn").write_text("attention wrong { mask k <= qq }")
+    for args, status in (("explain causal.attn --target cpu", 0), ("fmt --check wrong.attn", 1)):
+        line = f"{sys.executable} -m attncc {args} {closed}"
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == status and "Traceback" not in done.stdout + done.stderr
+
+
 def test_an_interrupt_ends_it_in_a_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     process = start(["build", "pipe", "--target", "cpu"], cwd=tmp_path)
