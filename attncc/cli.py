@@ -64,7 +64,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the program and exit with its status."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started it; the next file opened would take its place
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     status = run(args)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
