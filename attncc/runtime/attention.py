@@ -12,7 +12,7 @@ import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments, autograd
+from attncc.runtime import arguments, autograd, operator
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
 from attncc.runtime.loader import load_module
@@ -37,7 +37,7 @@ class Ready:
     fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
     aligned: bool  # strides that TMA takes
     narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
-    device: int | None  # index of the GPU
+    device: int | None  # index of the GPU, where there are several
     backward: Callable[[bool], Backward]  # found or built when it is asked for, by: 32-bit integers do
 
 
@@ -49,6 +49,7 @@ class Attention:
         self.consts = dict(consts)
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
+        self.text = frontend.canonical(self.spec)  # with the constants baked in
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
@@ -83,6 +84,9 @@ class Attention:
         and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a gradient that the
         spec does not give among them.
         """
+        if torch.compiler.is_compiling():
+            out, lse = self._in_graph(q, k, v, given, validate)
+            return (out, lse) if return_lse else out
         try:
             signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
                 q.shape, k.shape, v.shape, k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
@@ -110,6 +114,22 @@ class Attention:
             with torch.cuda.device(ready.device):
                 out, lse = launch(q, k, v, **values)
         return (out, lse) if return_lse else out
+
+    def _in_graph(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The call as a node of a graph that is being made; arguments are checked where it runs."""
+        if validate:
+            raise ValueError("validate=True reads tensors, which a graph that is being made does not have yet")
+        if torch.is_grad_enabled():
+            autograd.refuse_ungiven(self.spec, given)
+        return operator.call(self, q, k, v, given)
+
+    def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:
+        """What these arguments lead to, checked."""
+        several = (q, k, v, *(given[n] for n in self._tensors))
+        signature = ("ready", *given, *((x.shape, x.stride(), x.dtype, x.device) for x in several))
+        return self._ready.get(signature) or self._prepare(signature, q, k, v, given)
 
     def _renamed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Tensor parameters by their names in the generated file."""
@@ -157,8 +177,9 @@ class Attention:
         }
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
-        ready = Ready(launches, build, clamps, fits, aligned, narrow, q.device.index if q.is_cuda else None,
-                      partial(self._backward_launcher, target, shape))  # fmt: skip
+        device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
+        backward = partial(self._backward_launcher, target, shape)
+        ready = Ready(launches, build, clamps, fits, aligned, narrow, device, backward)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +70,27 @@ def _gradients(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Those of q, k, v and the parameters called `names` that are wanted, in their types and on their devices."""
     *tensors, out, lse = saved
-    d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
     given = {**plain, **dict(zip(names, tensors[3:], strict=True))}
-    d_q, d_k, d_v, more = attention.gradients(ready, (*tensors[:3], out, lse, d_out, d_lse), given)
-    found = [d_q, d_k, d_v, *map(more.get, names)]
-    return tuple(found[i].to(tensors[i]) for i in wanted)
+    inputs = ("q", "k", "v", *names)
+    learned = [inputs[i] for i in wanted if i >= 3]
+    found = compute(attention, ready, given, learned, (*tensors[:3], out, lse, d_out, d_lse))
+    every = dict(zip(("q", "k", "v", *learned), found, strict=True))
+    return tuple(every[inputs[i]] for i in wanted)
+
+
+def compute(
+    attention: Attention, ready: Ready, given: Mapping[str, Any], learned: Sequence[str],
+    call: tuple[Tensor | None, ...],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """d_q, d_k, d_v and the gradients of the parameters called `learned`, in their types and on their devices.
+
+    `call` is (q, k, v, out, lse, d_out, d_lse); one of the last two may be None, and they may have any float type.
+    """
+    q, k, v, out, lse, d_out, d_lse = call
+    assert out is not None
+    d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
+    d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given)
+    return d_q, d_k, d_v, *(more[n].to(given[n]) for n in learned)
 
 
 def record(
@@ -87,8 +103,8 @@ def record(
     return out, lse
 
 
-def is_recorded(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> bool:
-    """Whether a derivative of the call is asked for. ValueError names a parameter that the spec gives no gradient."""
+def refuse_ungiven(spec: AttentionSpec, given: Mapping[str, Any]) -> bool:
+    """Whether a parameter requires a gradient. ValueError names one that the spec gives none."""
     learned = [n for n, x in given.items() if isinstance(x, Tensor) and x.requires_grad]
     for name in learned:
         p = spec.param(name)
@@ -98,6 +114,12 @@ def is_recorded(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, given: Map
                 f"{name} requires a gradient, and {spec.name} gives it none: declare `{name}: {what} grad`, "
                 f"or pass {name}.detach()"
             )
+    return bool(learned)
+
+
+def is_recorded(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> bool:
+    """Whether a derivative of the call is asked for. ValueError names a parameter that the spec gives no gradient."""
+    learned = refuse_ungiven(spec, given)
     if learned or q.requires_grad or k.requires_grad or v.requires_grad or forward_ad._current_level >= 0:
         return True
     return is_wrapped(q) or is_wrapped(k) or is_wrapped(v)

@@ -1,0 +1,126 @@
+"""A call as a registered operator, for graphs: torch.compile and torch.export see one node with known shapes.
+
+The operator is a function of its arguments alone, the spec's canonical text among them, so that an exported program
+runs in a process that has imported attncc and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attncc.ir import AttentionSpec
+    from attncc.runtime.attention import Attention
+
+KNOWN_SPECS = 1024
+CALL = "str spec, str target, str names, Tensor q, Tensor k, Tensor v, Tensor[] tensors, SymInt[] ints, float[] floats"
+Numbers = Sequence[Any]
+
+
+def call(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """out and lse as one node of a graph; parameters by name, tensors and numbers."""
+    tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
+    floats = {n: x for n, x in given.items() if isinstance(x, (float, torch.SymFloat))}
+    ints = {n: x for n, x in given.items() if n not in tensors and n not in floats}
+    names = ",".join([*tensors, *ints, *floats])
+    return torch.ops.attncc.attention(
+        attention.text, attention.target or "", names, q, k, v, [*tensors.values()], [*ints.values()],
+        [*floats.values()],
+    )  # fmt: skip
+
+
+@lru_cache(KNOWN_SPECS)
+def attention_of(text: str, target: str) -> Attention:
+    from attncc import frontend
+    from attncc.runtime.attention import Attention
+
+    return Attention(frontend.parse(text), {}, target or None)
+
+
+@torch.library.custom_op("attncc::attention", mutates_args=(), schema=f"({CALL}) -> (Tensor out, Tensor lse)")
+def _attention(
+    spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
+    floats: Numbers,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    with torch.no_grad():
+        return attention_of(spec, target)(q, k, v, return_lse=True, **_given(names, tensors, ints, floats))
+
+
+@_attention.register_fake
+def _shapes(
+    spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
+    floats: Numbers,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=dtype)
+
+
+@torch.library.custom_op(
+    "attncc::attention_backward", mutates_args=(),
+    schema=f"({CALL}, Tensor out, Tensor lse, Tensor? d_out, Tensor? d_lse) -> Tensor[]",
+)  # fmt: skip
+def _backward(
+    spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
+    floats: Numbers, out: Tensor, lse: Tensor, d_out: Tensor | None, d_lse: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    """d_q, d_k, d_v and those of the tensors that the spec marks `grad`, in their order."""
+    from attncc.runtime.autograd import compute
+
+    attention = attention_of(spec, target)
+    given = _given(names, tensors, ints, floats)
+    learned = _learned(attention.spec, names, tensors)
+    with torch.no_grad():
+        found = compute(attention, attention.ready(q, k, v, given), given, learned, (q, k, v, out, lse, d_out, d_lse))
+    return [x.contiguous() for x in found]
+
+
+@_backward.register_fake
+def _backward_shapes(
+    spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
+    floats: Numbers, out: Tensor, lse: Tensor, d_out: Tensor | None, d_lse: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    given = _given(names, tensors, ints, floats)
+    learned = _learned(attention_of(spec, target).spec, names, tensors)
+    return [x.new_empty(x.shape) for x in (q, k, v, *(given[n] for n in learned))]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.spec, ctx.target, ctx.names, q, k, v, tensors, ctx.ints, ctx.floats = inputs
+    ctx.save_for_backward(q, k, v, *output, *tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _pass_back(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    if d_out is None and d_lse is None:
+        return (None,) * 9
+    learned = _learned(attention_of(ctx.spec, ctx.target).spec, ctx.names, tensors)
+    d_q, d_k, d_v, *found = torch.ops.attncc.attention_backward(
+        ctx.spec, ctx.target, ctx.names, q, k, v, tensors, ctx.ints, ctx.floats, out, lse, d_out, d_lse
+    )
+    each = dict(zip(learned, found, strict=True))
+    given = [each.get(n) for n in ctx.names.split(",")[: len(tensors)]]
+    none: list[Any] = [[] if len(numbers) == 0 else None for numbers in (ctx.ints, ctx.floats)]  # PyTorch takes [] for no tensors
+    return None, None, None, d_q, d_k, d_v, given, *none
+
+
+def _refuse(ctx: Any, gradients: Any) -> None:
+    raise NotImplementedError("attention is differentiable once: the derivative of its gradients is not built yet")
+
+
+_attention.register_autograd(_pass_back, setup_context=_save)
+_backward.register_autograd(_refuse)
+
+
+def _given(names: str, tensors: Sequence[Tensor], ints: Numbers, floats: Numbers) -> dict[str, Any]:
+    return dict(zip(names.split(","), [*tensors, *ints, *floats], strict=True)) if names else {}
+
+
+def _learned(spec: AttentionSpec, names: str, tensors: Sequence[Tensor]) -> list[str]:
+    """Names of the tensors that the spec gives a gradient."""
+    return [n for n in names.split(",")[: len(tensors)] if spec.param(n).grad] if names else []
