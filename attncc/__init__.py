@@ -3,9 +3,9 @@
     attn = attncc.load("specs/causal.attn")  # or attncc.compile(text)
     out, lse = attn(q, k, v, return_lse=True)
 
-q is [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], of one dtype: bfloat16, float16 or float32, and float64 on the
-CPU; out is [B, H, Q, D_v] in that dtype, lse [B, H, Q] in float32, the natural logarithm. Attention.__call__ in attncc.api
-says more.
+q is [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], of one dtype: bfloat16, float16 or float32, and float64 on
+the CPU; out is [B, H, Q, D_v] in that dtype, lse [B, H, Q] in float32, the natural logarithm.
+attncc.api.Attention.__call__ says more.
 """
 
 from __future__ import annotations
