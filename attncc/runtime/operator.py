@@ -105,7 +105,7 @@ def _pass_back(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[An
     )
     each = dict(zip(learned, found, strict=True))
     given = [each.get(n) for n in ctx.names.split(",")[: len(tensors)]]
-    none: list[Any] = [[] if len(numbers) == 0 else None for numbers in (ctx.ints, ctx.floats)]  # PyTorch takes [] for no tensors
+    none: list[Any] = [None if len(numbers) else [] for numbers in (ctx.ints, ctx.floats)]  # [] is a list of tensors
     return None, None, None, d_q, d_k, d_v, given, *none
 
 
