@@ -1,0 +1,38 @@
+"""Rows whose first tiles set the reference of their exponentials: right for any input, computed again where need be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("interpreted_first_tile.py")
+
+
+def run(*names: str) -> list[dict]:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
+    found = subprocess.run([sys.executable, SCRIPT, *names], env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+
+
+def hold(rows: list[dict]) -> None:
+    for row in rows:
+        assert not row["nan"], row
+        assert row["empty"], row
+        assert row["out"] < 2e-5 and row["lse"] < 3e-5, row  # scores of thousands, in float32
+
+
+def test_adversarial_rows():
+    rows = run("causal", "window_alibi_sinks")
+    assert {r["kind"] for r in rows} == {"plain", "grows", "falls", "spike"}
+    hold(rows)
+
+
+@pytest.mark.slow
+def test_more_specs():
+    hold(run())
