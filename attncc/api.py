@@ -8,6 +8,7 @@ from pathlib import Path
 from attncc import frontend, pipeline
 from attncc.errors import SpecError
 from attncc.runtime.attention import Attention
+from attncc.runtime.device import INTERPRETER
 
 
 def compile(text: str, filename: str = "<spec>", *, target: str | None = None, **consts: int) -> Attention:
@@ -16,8 +17,11 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
     `target` is left out (the device of the tensors decides), or "interpreter": then the Triton kernel runs on CPU
     tensors in Triton's interpreter, which TRITON_INTERPRET=1 must have turned on before triton is imported.
     The Attention takes q, k, v and the spec's other parameters: see Attention.__call__ for shapes, dtypes and errors.
-    Raises SpecError with every fault of the spec, and TypeError for constants that are missing, unknown or no ints.
+    Raises SpecError with every fault of the spec, TypeError for constants that are missing, unknown or no ints, and
+    ValueError for another target.
     """
+    if target not in (None, INTERPRETER):
+        raise ValueError(f"target is left out or {INTERPRETER!r}, and is {target!r}: the tensors' device decides")
     parsed = frontend.parse(text, filename)
     pipeline.refuse(parsed)
     _check_consts(parsed, consts)
