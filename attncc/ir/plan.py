@@ -45,7 +45,10 @@ class KernelPlan:
     pair_bytes: int = 0  # of tensor parameters that a step reads for each pair, side by side
     pair_bits: int = 0  # packed bits for each pair
     key_bytes: int = 0  # for each key
-    gather_bytes: int = 0  # for each pair, at an index that was read itself
+    row_bytes: int = 0  # for each row
+    gather_bytes: int = 0  # for each pair, too narrow to be loaded ahead
+    chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
+    classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
     direction: str = "forward"  # forward | backward: there dQ has tiles of tile_q x tile_k, dK and dV swapped ones
 

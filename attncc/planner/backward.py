@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, Read, Shape, names, walk
+from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import shared_memory
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import MAX_HEAD_DIM, violations
-from attncc.planner.operands import ELEMENT, WORD, operands
+from attncc.planner.operands import WORD, operands
 from attncc.planner.shared_memory import matrix_unit, padded
 from attncc.targets import Target
 
@@ -83,16 +83,8 @@ def _plan(spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule,
         target=target.name, algorithm="fa2", loop="q_outer", tile_q=schedule.outer, tile_k=schedule.inner,
         stages=schedule.stages, warps=schedule.warps, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v,
         dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, int_bits=int_bits,
-        pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, _row_bytes(spec)),
-        gather_bytes=read.gather, direction="backward",
+        pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
+        gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), direction="backward",
     )  # fmt: skip
     known = made.dtype in shared_memory.ELEMENT_BYTES
     return replace(made, shared_bytes=fa2_backward(made, target)) if known else made
-
-
-def _row_bytes(spec: AttentionSpec) -> int:
-    """Bytes of what is read for each row: the kernel of dK and dV streams it, as that of dQ does with keys."""
-    expressions = (*spec.masks, *spec.scores, *((spec.weight,) if spec.weight is not None else ()))
-    reads = dict.fromkeys(n for e in expressions for n in walk(e) if isinstance(n, Read))
-    mine = [r for r in reads if names(r) & {"q", "row"} and "k" not in names(r)]
-    return sum(ELEMENT.get(spec.param(r.tensor).element or "", WORD) for r in mine)

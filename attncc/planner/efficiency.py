@@ -111,7 +111,7 @@ def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:
     """Records at the head size nearest in ratio; none for kernels unlike those measured: operands of more than 16 bits,
     or tiles of tensor parameters beside them."""
     records = tuple(r for r in MEASURED.get(target.name, ()) if r.reference == plan.reference)
-    if not records or ELEMENT_BYTES[plan.dtype] != 2 or plan.pair_bytes or plan.gather_bytes:
+    if not records or ELEMENT_BYTES[plan.dtype] != 2 or plan.pair_bytes or plan.gather_bytes or plan.chain_bytes:
         return ()
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
     size = min({r.head_dim for r in records}, key=lambda d: max(d / mean, mean / d))

@@ -13,7 +13,17 @@ from typing import Any
 
 from attncc.ir import KernelPlan, Shape
 from attncc.planner.efficiency import efficiency
-from attncc.planner.shared_memory import BIT, ELEMENT_BYTES, WORD, matrix_unit, padded, parts, phases
+from attncc.planner.shared_memory import (
+    ELEMENT_BYTES,
+    SWAPPED,
+    WORD,
+    matrix_unit,
+    padded,
+    parts,
+    passed_bytes,
+    phase_bytes,
+    phases,
+)
 from attncc.targets import Target
 
 LSE_BYTES = 4  # float32
@@ -164,17 +174,13 @@ def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
         "pair": tq * tk * (plan.pair_bytes + WORD * plan.pair_bits), "key_operand": tk * plan.key_bytes,
-        "gather": tq * tk * (plan.gather_bytes + BIT * plan.pair_bits),
+        "passed": tq * tk * sympy.nsimplify(passed_bytes(plan, target)), "chain": tq * tk * plan.chain_bytes,
+        "swapped": sympy.Integer(SWAPPED * plan.warps * target.warp_size),
     }  # fmt: skip
-    moments = phases(plan, target)
-    fullest = [m for m in moments if _bytes(m, plan) == max(_bytes(other, plan) for other in moments)]
-    if fullest:
+    moments, tiles = phases(plan, target), parts(plan, target)
+    if moments:
+        fullest = max(moments, key=lambda m: phase_bytes(m, tiles))
         found["shared_bytes"] = sum(
-            (n * size[what] for what, n in fullest[0].items() if _bytes({what: n}, plan)), sympy.Integer(0)
+            (n * size[what] for what, n in fullest.items() if phase_bytes({what: n}, tiles)), sympy.Integer(0)
         )
     return found
-
-
-def _bytes(moment: dict[str, int], plan: KernelPlan) -> int:
-    tiles = parts(plan)
-    return sum(n * (1 if what == "bytes" else int(getattr(tiles, what))) for what, n in moment.items())

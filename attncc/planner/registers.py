@@ -42,7 +42,9 @@ def fa2_forward(plan: KernelPlan, target: Target) -> int:
     """Estimated registers that a thread of the forward kernel wants; more than the limit and it spills."""
     threads, size = plan.warps * target.warp_size, ELEMENT_BYTES[plan.dtype]
     d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
-    beside = bool(plan.pair_bytes or plan.pair_bits or plan.gather_bytes)  # a tile of words that joins the scores
+    beside = bool(
+        plan.pair_bytes or plan.pair_bits or plan.gather_bytes or plan.chain_bytes
+    )  # a tile of words that joins the scores
     scores = plan.tile_q * plan.tile_k * (3 if beside else 1)
     words = (
         plan.tile_q * dv,

@@ -104,8 +104,13 @@ def _candidates(
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
                 max_registers=cap, reference=reference, any_stride=any_stride,
-                pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, gather_bytes=read.gather,
+                pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, row_bytes=read.row,
+                gather_bytes=read.gather, chain_bytes=read.chain, classed=_classed(visits),
             )  # fmt: skip
+
+
+def _classed(visits: Visits | None) -> bool:
+    return visits is not None and bool(visits.masked) and not (visits.may is None and visits.must is None)
 
 
 def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:

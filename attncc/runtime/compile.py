@@ -6,7 +6,7 @@ import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -70,8 +70,7 @@ def load_module(source: Path) -> ModuleType:
 def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, aligned: bool = True) -> Any:
     """Triton's CompiledKernel of `kernel` (a JITFunction) for `plan.target`; nothing is loaded or launched."""
     signature, constants, divisible = specialization(args, plan, aligned)
-    hints = {(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(signature) if name in divisible}
-    source = ASTSource(kernel, signature, constants, hints)
+    source = ASTSource(kernel, signature, constants, hints(kernel.arg_names, divisible))
     options: dict[str, int] = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.max_registers:
         options["maxnreg"] = plan.max_registers
@@ -101,6 +100,11 @@ def specialization(
     if aligned:
         divisible |= {a.name for a in args if a.owner == "call" and a.kind in ("pointer", "stride")}
     return signature, constants, frozenset(divisible)
+
+
+def hints(arg_names: Sequence[str], divisible: Collection[str]) -> dict[tuple[int], list[list[object]]]:
+    """Triton's attributes of the arguments, by their place in the kernel, which groups them for the reader."""
+    return {(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(arg_names) if name in divisible}
 
 
 def measure(compiled: Any, name: str, plan: KernelPlan, aligned: bool) -> Resources:

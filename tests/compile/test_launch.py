@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
@@ -14,7 +16,7 @@ from attncc.codegen.triton import kernel_names
 from attncc.frontend import parse
 from attncc.ir import Shape
 from attncc.planner import choose
-from attncc.runtime.compile import load_module, specialization
+from attncc.runtime.compile import hints, load_module, specialization
 from attncc.targets import target
 
 TEXT = """attention biased(window: int, slopes: f32[h], bias: bf16[h, k]) {
@@ -80,3 +82,18 @@ def test_cross_compilation_specialises_as_a_launch_does(tmp_path, name, aligned)
     expected = {"num_warps": plan.warps, "num_stages": plan.stages}
     expected |= {"maxnreg": plan.max_registers} if plan.max_registers else {}
     assert {n: o for n, o in options.items() if n not in ("TILE_Q", "TILE_K")} == expected
+
+
+def test_alignment_is_told_of_the_arguments_it_is_of(tmp_path):
+    spec = parse("attention document(doc: i32[b, k]) { mask k <= q and doc[b, q] == doc[b, k] }").spec
+    visits = analysis.kernel_visits(spec)
+    plan = choose(spec, Shape(head_dim=64, head_dim_v=64), target("sm_80"), visits).plan
+    plan = replace(plan, tables=True)
+    source = tmp_path / "kernel.py"
+    source.write_text(codegen.render(spec, visits, plan), encoding="utf-8")
+    order = load_module(source).document_forward.arg_names
+
+    signature, _, divisible = specialization(arguments(spec, plan, kernel_names(spec)[1]), plan, True)
+    assert sorted(order) == sorted(signature) and order != list(signature)
+    assert {order[i] for (i,) in hints(order, divisible)} == divisible
+    assert {"K", "V", "stride_kn", "stride_vn", "Tables"} <= divisible and "together" not in divisible
