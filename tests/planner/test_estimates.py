@@ -1,13 +1,18 @@
 """Shared memory and registers against what the compiler reported."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from attncc.ir import KernelPlan, pieces
-from attncc.planner import registers, shared_memory
+from attncc.analysis import kernel_visits
+from attncc.frontend import parse
+from attncc.ir import KernelPlan, Shape, pieces
+from attncc.planner import choose, registers, shared_memory
 from attncc.targets import target
-from tests.planner.recorded import RECORDED
+from tests.planner.recorded import LIBRARY, RECORDED
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
 
 
 def plan_of(record):
@@ -35,6 +40,26 @@ def test_cdna4_gets_a_buffer_for_every_stage_from_triton_3_8_on(monkeypatch):
 def test_shared_memory_is_never_below_and_within_a_tenth_above(record):
     predicted = shared_memory.fa2_forward(plan_of(record), target(record[0]))
     assert record[8] <= predicted <= 1.10 * record[8]
+
+
+def library_plan(record):
+    stem, name, tile_q, tile_k, warps, stages, loads, d, dtype, _ = record
+    spec = parse((SPECS / f"{stem}.attn").read_text(encoding="utf-8"), stem).spec.bind({})
+    chosen = choose(spec, Shape(head_dim=d, head_dim_v=d, dtype=dtype), target(name), kernel_visits(spec)).plan
+    return replace(chosen, tile_q=tile_q, tile_k=tile_k, warps=warps, stages=stages, loads=loads)
+
+
+@pytest.mark.parametrize("record", LIBRARY, ids=lambda r: "-".join(map(str, r[:9])))
+def test_what_a_spec_reads_is_in_shared_memory(record):
+    predicted = shared_memory.fa2_forward(library_plan(record), target(record[1]))
+    assert record[-1] <= predicted <= 1.10 * record[-1]
+
+
+def test_before_triton_3_7_a_tile_passes_whole(monkeypatch):
+    (record,) = [r for r in LIBRARY if r[:3] == ("relative_bias", "sm_90", 64) and r[6:8] == ("pointer", 64)]
+    now = shared_memory.fa2_forward(library_plan(record), target("sm_90"))
+    monkeypatch.setattr(shared_memory, "triton_release", lambda: (3, 6))
+    assert shared_memory.fa2_forward(library_plan(record), target("sm_90")) == 73728 > now  # reported by 3.6.0
 
 
 def test_registers_are_right_in_the_mean():
