@@ -205,7 +205,8 @@ def test_not_yet_is_told_all_at_once() -> None:
 def test_passes() -> None:
     parsed = parse("attention x { mask k <= q }")
     refuse_unbuilt(parsed)
-    unbuilt = {"forward", "backward"} - built.PASSES
+    refuse_unbuilt(parsed, ("forward", "backward"))
+    unbuilt = {"forward", "backward", "jvp"} - built.PASSES
     for name in unbuilt:
         with pytest.raises(SpecError, match=f"N109: not yet: the {name} pass"):
             refuse_unbuilt(parsed, ("forward", name))
