@@ -20,7 +20,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
-from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
@@ -147,6 +147,11 @@ def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
     return Names(reserved() | set(names.values())), names
 
 
+def _score(lowering: Lowering, e: Expr) -> str:
+    """A score, as one number for each pair even where it has one for a row, a key or all of them."""
+    return lowering.text(e) if level(e) == "pair" else f"tl.zeros_like(s) + {lowering.text(e, TERM)}"
+
+
 def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str]) -> KernelView:
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
@@ -161,7 +166,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
 
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
-    scores = tuple(lowering.text(e) for e in spec.scores)
+    scores = tuple(_score(lowering, e) for e in spec.scores)
     score_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")

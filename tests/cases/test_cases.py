@@ -79,6 +79,16 @@ def test_4_ragged_length_with_a_relative_score(runner, length, head):
     close(runner("attention relative { mask k <= q score s + (q - k) }", q, k, v), want)
 
 
+@pytest.mark.parametrize("text, score", [("tanh(0.5)", 0.0), ("0.1 * q", 0.0), ("h", 0.0), ("0.1 * k", 0.1)])
+def test_4_a_score_without_s_is_one_for_each_pair(runner, text, score):
+    """What is the same for all keys of a row changes nothing of its weights, which are then equal."""
+    q, k, v = qkv(1, 2, 2, 40, 70, 16)
+    want, _ = attention(q, k, v, causal(40, 70), score=lambda s: 0 * s + score * np.arange(70))
+    tiles = "schedule { tile q = 16, k = 16 }"  # whole ones among them, which no mask brings into shape
+    out, _ = runner(f"attention flat {{ mask k <= q score {text} }} {tiles}", q, k, v)
+    assert np.abs(out - want).sum() <= 1e-5 * l1(want)
+
+
 def test_6_a_table_of_exactly_as_many_entries_as_rows(runner):
     q, k, v = qkv(1, 2, 2, 70, 70, 16)
     kept = inputs((70,), 7)
