@@ -214,6 +214,7 @@ def test_progress_is_told_once_it_takes_long(monkeypatch, capsys):
     with console.progress() as line:
         line.stage("counting")
         line._timer.join()
+        monkeypatch.setattr(console, "PATIENCE", 60.0)
         line.stage("compiling")
         line.note("a remark")
     assert capsys.readouterr().err == "attncc: counting ...\na remark\n"
