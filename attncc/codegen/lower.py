@@ -102,7 +102,9 @@ class Lowering:
     def reduced(self, summary: Summary, inside: str) -> str:
         """The least or greatest of a summary's value over the positions of a tile that are `inside`."""
         neutral = LARGEST[self.int_bits] if summary.reduce == "min" else -LARGEST[self.int_bits]
-        return f"tl.{summary.reduce}(tl.where({inside}, {self.text(summary.value)}, {neutral}))"
+        value = self.text(summary.value)
+        value = value if self.int_bits == 32 else f"tl.cast({value}, tl.int64)"  # flags are 32 bits wide by themselves
+        return f"tl.{summary.reduce}(tl.where({inside}, {value}, {neutral}))"
 
     def _load(self, read: Read, param: Param) -> str:
         tensor, terms = self.names[param.name], []

@@ -201,6 +201,14 @@ def test_11_nor_where_ids_and_what_stands_beside_them_are_large(runner, name):
     close(got, attention(q, k, v, ids[:, None] == ids), 55.050528646)
 
 
+def test_11_flags_beside_a_large_number(runner):
+    q, k, v = qkv(1, 2, 2, 40, 40, 8)
+    on = np.arange(40) % 11 == 3
+    text = "attention flags(on: bool[b, k], w: int) { mask (on[b, k] or on[b, q]) and k * w <= q * w }"
+    got = runner(text, q, k, v, on=torch.from_numpy(on[None]), w=2**40)
+    close(got, attention(q, k, v, (on | on[:, None]) & causal(40, 40)))
+
+
 @pytest.mark.parametrize("window, pairs, known", [(4, 58, 64.699415525), (5, 70, 59.544952306)])
 def test_15_window_off_by_one(runner, window, pairs, known):
     q, k, v = qkv(1, 1, 1, 16, 16, 16)
