@@ -12,6 +12,10 @@ from attncc.targets import Target
 MAX_HEAD_DIM = 512
 MIN_TILE = 16  # the least side of a matrix product in Triton
 MAX_STAGES = 8
+NO_BOOLS_AHEAD = (
+    3,
+    9,
+)  # the Triton that began to fail an assertion on loops that load ahead and mask by bools, on mfma
 
 
 @dataclass(frozen=True)
@@ -103,4 +107,17 @@ def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
         if value > allowed:
             sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"
             found.append(Violation(limit, value, allowed, sentence))
+    if _fails_to_compile(plan, target):
+        sentence = (
+            f"stages is {plan.stages}: on {target.name} this Triton compiles masks of bools for each pair with 1 only"
+        )
+        found.append(Violation("stages", plan.stages, 1, sentence))
     return found
+
+
+def _fails_to_compile(plan: KernelPlan, target: Target) -> bool:
+    """Its last step, which is peeled, wants such a mask in the layout of P, through shared memory that has no bits."""
+    bools = bool(plan.pair_bits) or plan.gather_bytes == shared_memory.FLAG
+    ahead = bools and plan.stages > 1 and plan.direction == "forward"
+    mfma = shared_memory.matrix_unit(plan, target) == "mfma"
+    return ahead and mfma and shared_memory.triton_release() >= NO_BOOLS_AHEAD

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from attncc.ir import KernelPlan
-from attncc.planner import violations
+from attncc.planner import shared_memory, violations
 from attncc.targets import target
 
 GOOD = KernelPlan("sm_90", "fa2", "q_outer", 128, 64, 2, 8, 128, 128, "bf16")
@@ -70,3 +70,14 @@ def test_a_cpu_has_no_limits_but_those_of_the_program():
     plan = replace(GOOD, target="cpu", dtype="f64", tile_k=256, stages=1, warps=1, head_dim=512, head_dim_v=512)
     assert violations(plan, target("cpu")) == ()
     assert [v.limit for v in violations(replace(plan, head_dim=513), target("cpu"))] == ["head_dim"]
+
+
+@pytest.mark.parametrize("reads", [{"pair_bits": 1}, {"gather_bytes": 1}])
+def test_triton_3_9_compiles_masks_of_bools_on_mfma_in_one_stage_only(monkeypatch, reads):
+    plan = replace(GOOD, target="gfx942", head_dim=64, head_dim_v=64, warps=4, tile_k=32, **reads)
+    monkeypatch.setattr(shared_memory, "triton_release", lambda: (3, 8))
+    assert violations(plan, target("gfx942")) == ()
+    monkeypatch.setattr(shared_memory, "triton_release", lambda: (3, 9))
+    assert [(v.limit, v.allowed) for v in violations(plan, target("gfx942"))] == [("stages", 1)]
+    assert violations(replace(plan, stages=1), target("gfx942")) == ()
+    assert violations(replace(plan, pair_bits=0, gather_bytes=4), target("gfx942")) == ()
