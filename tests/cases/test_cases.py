@@ -156,6 +156,17 @@ def test_8_head_sizes(runner, sizes):
     close(runner(CAUSAL, q, k, v), attention(q, k, v, causal(33, 33)), HEADS_8[sizes])
 
 
+@pytest.mark.parametrize("name", ["d", "e", "d_1", "e_0", "out_0", "query_1", "key_0", "value_1"])
+def test_8_no_name_of_a_spec_meets_those_of_the_parts_of_a_head(runner, name):
+    q, k, v = qkv(1, 2, 2, 33, 33, 24, 8) if len(name) == 1 else qkv(1, 2, 2, 33, 33, 40, 24)
+    distance = np.arange(33)[:, None] - np.arange(33)
+    want = attention(q, k, v, (distance >= 0) & (distance < 9), score=lambda s: s - 0.1 * distance)
+    let = f"{{ let {name} = q - k mask 0 <= {name} < 9 score s - 0.1 * {name} }}"
+    close(runner(f"attention named {let}", q, k, v), want)
+    param = f"({name}: int) {{ mask 0 <= q - k < {name} score s - 0.1 * (q - k) }}"
+    close(runner(f"attention named{param}", q, k, v, **{name: 9}), want)
+
+
 GROUPS_9 = {
     (9, 3, 5, 5, 64): 917.376155729, (12, 2, 1, 4096, 16): 1.539202292, (28, 4, 1, 40, 64): 141.589623372,
     (10, 2, 3, 40, 32): 87.520215428, (64, 4, 1, 40, 32): 172.311937451,
