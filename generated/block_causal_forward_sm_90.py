@@ -71,7 +71,10 @@ def block_causal_forward(
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32
     # has room for 2^±126: a row whose sum leaves the safe range is computed again with the running maximum.
     for again in tl.static_range(2):
-        if tl.max(tl.where((l < 2.0**60) | (row >= q_len), 0, 1)) if again else True:
+        if again:
+            safe = l < 2.0**60
+            safe = safe & (tl.max(tl.abs(out), 1, keep_dims=True) < float("inf"))
+        if tl.max(tl.where(safe | (row >= q_len), 0, 1)) if again else True:
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
@@ -96,9 +99,9 @@ def block_causal_forward(
                     out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end
-    divisor = tl.where(l > 0, l, 1.0)
+    divisor = tl.where(l == 0, 1.0, l)
     out = out / divisor
-    lse = tl.where(l > 0, (m + tl.log2(l)) / LOG2E, float("-inf"))
+    lse = tl.where(l == 0, float("-inf"), (m + tl.log2(l)) / LOG2E)
     at = head.to(tl.int64) * q_len + row
     tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
     tl.store(Lse + at, lse, row < q_len)

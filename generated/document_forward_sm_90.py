@@ -206,9 +206,9 @@ def document_forward(
                 out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end
-    divisor = tl.where(l > 0, l, 1.0)
+    divisor = tl.where(l == 0, 1.0, l)
     out = out / divisor
-    lse = tl.where(l > 0, (m + tl.log2(l)) / LOG2E, float("-inf"))
+    lse = tl.where(l == 0, float("-inf"), (m + tl.log2(l)) / LOG2E)
     at = head.to(tl.int64) * q_len + row
     tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
     tl.store(Lse + at, lse, row < q_len)

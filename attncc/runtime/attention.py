@@ -141,7 +141,7 @@ class Attention:
         ints: tuple[int, ...] = ()
         for name, spelled, plain, p, divides in self._scalars:
             value = given.get(name, p.default)
-            if not plain or type(value) is not int:
+            if not plain or type(value) is not int or not -(2**63) <= value < 2**63:
                 value = arguments.scalar(p, value, divides)
             if type(value) is int:
                 bounds = ready.clamps.get(name)

@@ -23,6 +23,7 @@ torch.manual_seed(0)
 SPECS = Path(__file__).parents[2] / "specs"
 WEIGHTED = "attention weighted(gate: f32[b, h_kv, k]) { mask k <= q weight gate[b, h_kv, k] }"
 SINKS = torch.tensor([0.5, -1.0, 60.0, -torch.inf])
+KINDS = ("plain", "grows", "falls", "spike", "large")
 CASES = {
     "causal": (None, {}),
     "full": (None, {}),
@@ -40,6 +41,8 @@ def inputs(kind: str) -> tuple[torch.Tensor, ...]:
         k = k * torch.linspace(0.1, 300, 230)[:, None]
     if kind == "falls":  # and the other way round: sums that vanish beside it
         k = k * torch.linspace(300, 0.1, 230)[:, None]
+    if kind == "large":  # sums stay in range, but times v they would not
+        k, v = k * torch.linspace(0.5, 12, 230)[:, None], v * 1e30
     if kind == "spike":  # one key in the middle, for some rows
         k[:, :, 100] *= 1000
     return q, k, v
@@ -59,7 +62,7 @@ def main(names: list[str]) -> None:
             assert "for again in tl.static_range(2)" in path.read_text()
             module = load_module(path, f"first_tile_{name}")
         spelled = {codegen.parameter_names(spec)[n]: value for n, value in params.items()}
-        for kind in ("plain", "grows", "falls", "spike"):
+        for kind in KINDS:
             q, k, v = inputs(kind)
             out, lse = module.forward(q, k, v, **spelled)
             want, want_lse = reference(spec, q, k, v, params)

@@ -31,7 +31,7 @@ def hold(rows: list[dict]) -> None:
 
 def test_adversarial_rows():
     rows = run("causal", "window_alibi_sinks")
-    assert {r["kind"] for r in rows} == {"plain", "grows", "falls", "spike"}
+    assert {r["kind"] for r in rows} == {"plain", "grows", "falls", "spike", "large"}
     hold(rows)
 
 
