@@ -42,7 +42,7 @@ def inputs(kind: str) -> tuple[torch.Tensor, ...]:
     if kind == "falls":  # and the other way round: sums that vanish beside it
         k = k * torch.linspace(300, 0.1, 230)[:, None]
     if kind == "large":  # sums stay in range, but times v they would not
-        k, v = k * torch.linspace(0.5, 12, 230)[:, None], v * 1e30
+        k, v = k * torch.linspace(10, 0.5, 230)[:, None], v * 1e30
     if kind == "spike":  # one key in the middle, for some rows
         k[:, :, 100] *= 1000
     return q, k, v
