@@ -17,7 +17,6 @@ from attncc.ir import (
     Var,
     conjunction,
     names,
-    rewrite,
     tile_names,
     walk,
 )  # fmt: skip
@@ -213,13 +212,3 @@ def _put(e: Term, values: Mapping[str, Term]) -> Term:
     if e.op == "var":
         return values[e.val]
     return rebuild(e, tuple(_put(a, values) for a in e.args))
-
-
-def plain_q(spec: AttentionSpec, e: Expr) -> Expr:
-    """`q` written out as the row it is, so that nothing but `row` and `k` moves."""
-    row = Var("row", "int")
-    if spec.align == "start":
-        q: Expr = row
-    else:
-        q = Op("+", (row, Op("-", (Var("k_len", "int"), Var("q_len", "int")), "int")), "int")
-    return rewrite(e, lambda n: q if isinstance(n, Var) and n.name == "q" else None)

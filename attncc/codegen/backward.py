@@ -30,7 +30,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import Argument
 from attncc.codegen.tables import tables_of
-from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
+from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Visits
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
@@ -307,18 +307,13 @@ def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
 
 def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
     """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
-    sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
-    took = ""
-    if resources is not None:
-        spills = f"{resources.spills} spills" if resources.spills else "no spills"
-        took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     made, checked = f"attncc build {spec.name}.attn --target {plan.target}", backward_file_name(spec.name, plan)
     return (
         *comment(text),
         f"# backward · {plan.algorithm} · dQ in tiles of {plan.tile_q} × {plan.tile_k}, dK and dV of {plan.tile_k} × "
         f"{plan.tile_q} · {stages} · {plan.warps} warps · deterministic",
-        f"# {plan.target}, {plan.dtype}, {sizes}{took}",
+        f"# {compiled_to(plan, resources)}",
         "# Scores are worked out again from lse, in each direction. A row that sees nothing: zero gradients.",
         f"# made by: {made}     checked by: python {checked}",
     )  # fmt: skip

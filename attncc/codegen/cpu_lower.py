@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from attncc.codegen.lower import level
 from attncc.codegen.naming import Names, read_name, reserved
 from attncc.codegen.passes import fold
 from attncc.codegen.printer import ANY, TORCH, Form, Printer
@@ -29,14 +30,6 @@ BUILT_IN = {"b_len": "B", "h_len": "H"}  # the other built-in names are spelled 
 LENGTHS = ("b_len", "h_len", "q_len", "k_len")
 SLICES = {"b": "batch", "h": "heads", "row": "rows", "k": "keys"}  # in the order of a score tile's dimensions
 WORD = 32  # bits in an element of a `bit` tensor
-
-
-def unit(e: Expr) -> str:
-    """The coarsest unit on which `e` is one number: program, row, key or pair."""
-    found = {BUILTINS[n][1] for n in names(e) if n in BUILTINS}
-    if "pair" in found or {"row", "key"} <= found:
-        return "pair"
-    return "key" if "key" in found else "row" if "row" in found else "program"
 
 
 def is_tensor(e: Expr) -> bool:
@@ -122,7 +115,7 @@ class CpuLowering:
             return
         for child in children(e):
             self._place(child, lines)
-        where = {"program": self.program, "row": self.row}.get(unit(e), lines)
+        where = {"program": self.program, "row": self.row}.get(level(e), lines)
         if isinstance(e, Read):
             text = self._read(e)
             variables = (self.printer(i) for i in e.indices if isinstance(i, Var))

@@ -51,7 +51,6 @@ class VisitsView:
     masked: Walk | None
     full: Walk | None
     tested: Tested | None
-    remark: str = ""
 
 
 def local_names(spec: AttentionSpec, outer: str = "q") -> dict[str, str]:
@@ -109,8 +108,7 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
     return VisitsView(
-        lines=tuple(lines), bounds=bool(used & ends), loops=tuple(walks),
-        jumps=jumps,
+        lines=tuple(lines), bounds=bool(used & ends), loops=tuple(walks), jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
         full=walks.get("full"), tested=tested,
     )  # fmt: skip

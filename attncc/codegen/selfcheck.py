@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from attncc.codegen.cpu_lower import CpuLowering, expressions
+from attncc.codegen.launch import extent
 from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
@@ -78,13 +79,7 @@ def free_axes(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:
     """A line for each free axis whose extent is read: taken from the first tensor that has it."""
     used = {n for e in expressions(spec) for n in names(e)}
     used |= {str(p.axes[-1]) for p in spec.tensors if p.element == "bit"}
-    lines = []
-    for axis in (a for a in spec.free_axes if a in used):
-        owner = next(p for p in spec.tensors if axis in p.axes)
-        at = owner.axes.index(axis)
-        words = " * 32" if owner.element == "bit" and at == len(owner.axes) - 1 else ""
-        lines.append(f"{spelled[axis]} = {spelled[owner.name]}.shape[{at}]{words}")
-    return lines
+    return [f"{spelled[a]} = {extent(spec, a, spelled)}" for a in spec.free_axes if a in used]
 
 
 def _dense(low: CpuLowering) -> list[str]:

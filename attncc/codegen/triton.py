@@ -106,13 +106,18 @@ def file_name(spec_name: str, plan: KernelPlan) -> str:
     return f"{spec_name}_{plan.direction}_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
 
 
-def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
-    """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
+def compiled_to(plan: KernelPlan, resources: Any) -> str:
+    """For a file's head: the target, the types and sizes, and what the compiler took, where that is known."""
     sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
     took = ""
     if resources is not None:
         spills = f"{resources.spills} spills" if resources.spills else "no spills"
         took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
+    return f"{plan.target}, {plan.dtype}, {sizes}{took}"
+
+
+def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
+    """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     means = "TMA" if plan.loads == "descriptor" else "pointers"
     reference = "the first tiles'" if plan.reference == "first_tile" else "the running"
@@ -121,7 +126,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
         *comment(text),
         f"# forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
         f"K and V by {means} · {reference} maximum",
-        f"# {plan.target}, {plan.dtype}, {sizes}{took}",
+        f"# {compiled_to(plan, resources)}",
         "# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.",
         f"# made by: {made}     checked by: {checked}",
     )

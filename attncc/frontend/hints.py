@@ -11,7 +11,6 @@ from attncc.frontend.consts import RESERVED, STATEMENTS
 from attncc.frontend.report import Report, quoted
 
 _CLOSING = {"LPAR": "RPAR", "LSQB": "RSQB"}
-_SIGN = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]"}
 _SHAPES = {
     "let": "let NAME = EXPRESSION", "mask": "mask CONDITION", "score": "score EXPRESSION", "scale": "scale EXPRESSION",
     "weight": "weight EXPRESSION", "dropout": "dropout PROBABILITY", "align": "align end, or align start",

@@ -1,8 +1,9 @@
 """Kernels on disk, once for all processes of a user: try, lock, try again, build, publish, load.
 
-    <root>/v1/kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
-    <root>/v1/request/<digest>/    the listing that a request led to
-    <root>/v1/work/                what is being built; locks
+Below <root>/v1:
+    kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
+    request/<digest>/    the listing that a request led to
+    work/                what is being built; locks
 
 What is broken in any way is a miss, and is built again. A root that cannot be written to costs one warning and the
 cache; a root that others could write to is refused.
