@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.codegen.backward_sites import Site
-from attncc.codegen.lower import Lowering
+from attncc.codegen.lower import Lowering, score_text
 from attncc.codegen.printer import BIT_AND, TERM
 from attncc.ir import FUNCTIONS, Const, Expr, Op, Read, Var, names, rewrite, walk
 
@@ -65,7 +65,9 @@ def pairs(lowering: Lowering, sites: Sequence[Site]) -> Pairs:
         lowering.names["s"] = stage.before
         for site, slope in stage.partials:
             chain += _add(lowering, site, multiply(DS, slope), stage.wild)
-        if stage.slope != ONE:
+        if stage.slope == ZERO:
+            chain.append("ds = tl.zeros_like(ds)")
+        elif stage.slope != ONE:
             chain.append(f"ds = {_safe(lowering, multiply(DS, stage.slope), stage.wild)}")
     lowering.names["s"] = "s"
     scale = _partials(spec.scale, sites) if spec.scale is not None else ()
@@ -90,7 +92,7 @@ def _stage(lowering: Lowering, score: Expr, sites: Sequence[Site], before: str) 
     lines, (score, slope, *slopes) = _share(lowering, [score, derivative(score, S), *(e for _, e in found)])
     asked = any("s" in names(e) for e in (slope, *slopes))
     after = lowering.fresh.fresh("s_then") if asked else before
-    lines.append(f"{after} = {lowering.text(score)}")
+    lines.append(f"{after} = {score_text(lowering, score)}")
     partials = tuple((site, e) for (site, _), e in zip(found, slopes, strict=True))
     return _Stage(tuple(lines), slope, partials, before, wild), after
 

@@ -186,7 +186,9 @@ class Gradients:
         whole = of_dtype(e) and "s" in names(e)
         pair.append(f"s = {made}" if whole else f"s = torch.empty_like(s).copy_({text})")
         back = [self._give(p, at, DS, d, pair) for p, at, d in partials]
-        if slope != ONE:
+        if slope == ZERO:
+            back.append("ds = torch.zeros_like(ds)")
+        elif slope != ONE:
             back.append(f"ds = {self._product(DS, slope, pair, 'ds')}")
         for held_one in known:
             low.forget(held_one)

@@ -138,6 +138,13 @@ class Lowering:
         return str(axis) if isinstance(axis, int) else EXTENTS.get(axis) or self.names[axis]
 
 
+def score_text(lowering: Lowering, e: Expr) -> str:
+    """A score, as one number for each pair even where it has one for a row, a key or all of them."""
+    if level(e) == "pair":
+        return lowering.text(e)
+    return f"tl.zeros_like({lowering.names.get('s', 's')}) + {lowering.text(e, TERM)}"
+
+
 def terms(e: Expr) -> Iterator[Expr]:
     """What an `and` joins."""
     if isinstance(e, Op) and e.op == "and":

@@ -12,7 +12,7 @@ from attncc.codegen import launch
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import environment
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
-from attncc.codegen.lower import Lowering, conjoin, level, terms
+from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
@@ -152,11 +152,6 @@ def kernel_names(spec: AttentionSpec) -> tuple[Names, dict[str, str]]:
     return Names(reserved() | set(names.values())), names
 
 
-def _score(lowering: Lowering, e: Expr) -> str:
-    """A score, as one number for each pair even where it has one for a row, a key or all of them."""
-    return lowering.text(e) if level(e) == "pair" else f"tl.zeros_like(s) + {lowering.text(e, TERM)}"
-
-
 def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: Sequence[str]) -> KernelView:
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
@@ -171,7 +166,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
 
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
-    scores = tuple(_score(lowering, e) for e in spec.scores)
+    scores = tuple(score_text(lowering, e) for e in spec.scores)
     score_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")

@@ -75,6 +75,7 @@ QUICK = [
     Case("gates", GATES, draw(g=(2, H, Q), w=(1, K)), strided=True),
     bias("b, h, row, k", 2, 4, Q, K),
     bias("row, k", Q, K),
+    Case("rows_alone", "attention flat(t: f32[h] grad) { score t[h] * q / 9 mask k <= q }", draw(t=(H,))),
 ]  # fmt: skip
 
 MORE = [
@@ -93,6 +94,10 @@ MORE = [
     Case("scale", "attention scaled(m: float grad) { scale m * m / 3 score s + 0.1 * s * s mask k <= q }",
          lambda g: {"m": 0.9}),
     Case("scale_alone", "attention scaled(m: float grad = 0.4) { scale m }"),
+    Case("cells_alone", "attention flat(t: f32[row, k] grad) { score t[row, k] mask k <= q }", draw(t=(Q, K))),
+    Case("keys_alone", "attention flat(t: f32[h] grad) { score t[h] * k / 9 mask k <= q }", draw(t=(H,))),
+    Case("constant", "attention flat(t: f32[h] grad) { score s * t[h] score 0.5 mask k <= q }", draw(t=(H,))),
+    Case("steps", "attention flat { score floor(s) mask k <= q }"),
     Case("off_by_one", "attention off { softmax off_by_one mask k <= q }"),
     Case("row_sink", "attention sunk(e: f32[b, h, row] grad) { softmax sink(2 * e[b, h, row]) mask k < q - 9 }",
          draw(e=(2, H, Q))),

@@ -67,3 +67,9 @@ def test_the_library_fits_the_prediction(tmp_path, path, name):
     spec = parse(path.read_text(), path.name).spec.bind({})
     plan, found = compiled(tmp_path, spec, Shape(head_dim=64, head_dim_v=64), name)
     assert max(k.shared_bytes for k in found) <= plan.shared_bytes
+
+
+@pytest.mark.parametrize("score", ["t[h] * q", "0.5", "floor(s)"])
+def test_scores_without_a_slope_compile(tmp_path, score):
+    spec = parse(f"attention flat(t: f32[h] grad) {{ score s * t[h] score {score} mask k <= q }}").spec
+    compiled(tmp_path, spec, Shape(head_dim=64, head_dim_v=64), "sm_90")
