@@ -2,6 +2,7 @@
 
     attn = attncc.load("specs/causal.attn")  # or attncc.compile(text)
     out, lse = attn(q, k, v, return_lse=True)
+    out, lse = attncc.merge([out_1, out_2], [lse_1, lse_2])  # of disjoint sets of keys
 
 q is [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], of one dtype: bfloat16, float16 or float32, and float64 on
 the CPU; out is [B, H, Q, D_v] in that dtype, lse [B, H, Q] in float32, the natural logarithm.
@@ -13,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile", "load"]
+__all__ = ["__version__", "compile", "load", "merge"]
 
 
 def __getattr__(name: str) -> Any:
-    """`attncc.load` and `attncc.compile` import torch, which a warm build on the command line does without."""
-    if name in ("compile", "load"):
+    """What imports torch, which a warm build on the command line does without, is imported when it is asked for."""
+    if name in ("compile", "load", "merge"):
         from attncc import api
 
         return getattr(api, name)
@@ -26,5 +27,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What pydoc and completion show: `load` and `compile` too, which are not there before they are asked for."""
+    """What pydoc and completion show: what is imported when it is asked for, too."""
     return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from attncc import frontend, pipeline
 from attncc.errors import SpecError
 from attncc.runtime.attention import Attention
 from attncc.runtime.device import INTERPRETER
+from attncc.runtime.merge import merge
 
 
 def compile(text: str, filename: str = "<spec>", *, target: str | None = None, **consts: int) -> Attention:
@@ -46,4 +47,4 @@ def _check_consts(parsed: frontend.Parsed, consts: dict[str, int]) -> None:
         raise TypeError(f"{parsed.spec.name} needs its const parameter: attncc.load(..., {missing[0]}=...)")
 
 
-__all__ = ["Attention", "SpecError", "compile", "load"]
+__all__ = ["Attention", "SpecError", "compile", "load", "merge"]
