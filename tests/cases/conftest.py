@@ -28,8 +28,33 @@ def run(
     return out.double().numpy(), lse.double().numpy()
 
 
+def run_back(
+    target: str | None, text: str, *tensors: np.ndarray, d_out: np.ndarray, d_lse: Any = None,
+    dtype: torch.dtype = torch.float32, **params: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Gradients of sum(out * d_out) + sum(lse * d_lse) by name, float64 arrays: q, k, v and what requires one."""
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(x)).to(dtype).requires_grad_() for x in tensors)
+    out, lse = attncc.compile(text, target=target)(q, k, v, return_lse=True, **params)
+    wanted = {"q": q, "k": k, "v": v} | {
+        n: x for n, x in params.items() if isinstance(x, torch.Tensor) and x.requires_grad
+    }
+    back = [torch.from_numpy(np.ascontiguousarray(d_out)).to(out)]
+    back += [] if d_lse is None else [torch.from_numpy(np.ascontiguousarray(d_lse)).to(lse)]
+    found = torch.autograd.grad([out, lse][: len(back)], list(wanted.values()), back)
+    return {n: x.double().numpy() for n, x in zip(wanted, found, strict=True)}
+
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RUNNERS = {"interpreter": partial(run, "interpreter")} if INTERPRETED else {"cpu": partial(run, None)}
+
+
+BACK = {name: partial(run_back, *run.args) for name, run in RUNNERS.items()}
+
+
+@pytest.fixture(params=BACK)
+def back(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
+    """`back(text, q, k, v, d_out=…, d_lse=…, **params)`: the gradients, see run_back."""
+    return BACK[request.param]
 
 
 @pytest.fixture(params=RUNNERS)

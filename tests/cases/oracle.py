@@ -39,6 +39,31 @@ def attention(q: Array, k: Array, v: Array, keep, *, scale=None, score=None, sin
     return p @ np.repeat(v, group, 1), lse
 
 
+def gradients(
+    q: Array, k: Array, v: Array, keep, d_out: Array, *, d_lse=0.0, scale=None, score=None, slope=None, sink=None
+) -> dict[str, Array]:
+    """Of sum(out * d_out) + sum(lse * d_lse): q, k, v, `score` (by the last score, [B, H, Q, K]), `s` (by the scaled
+    product, itself as `scaled`) and sink [H]. `slope` of `score` by its argument, a function like it."""
+    scale, group = q.shape[-1] ** -0.5 if scale is None else scale, q.shape[1] // k.shape[1]
+    out, lse = attention(q, k, v, keep, scale=scale, score=score, sink=sink)
+    wide_k, wide_v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scaled = q @ wide_k.swapaxes(-1, -2) * scale
+    s = scaled if score is None else score(scaled)
+    shown = np.where(np.broadcast_to(keep, s.shape), s, -np.inf) - np.where(np.isfinite(lse), lse, 0.0)[..., None]
+    p, delta = np.exp(shown), (d_out * out).sum(-1) - np.where(np.isfinite(lse), d_lse, 0.0)
+    d_score = p * (d_out @ wide_v.swapaxes(-1, -2) - delta[..., None])
+    d_s = d_score if slope is None else d_score * slope(scaled)
+    folded = lambda x: x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+    found = {
+        "q": d_s @ wide_k * scale, "k": folded(d_s.swapaxes(-1, -2) @ q) * scale,
+        "v": folded(p.swapaxes(-1, -2) @ d_out),
+        "score": d_score, "s": d_s, "scaled": scaled,
+    }  # fmt: skip
+    if sink is not None:
+        found["sink"] = -(np.exp(np.reshape(sink, (-1, 1)) - lse) * delta).sum((0, 2))
+    return found
+
+
 def causal(rows: int, keys: int, align: str = "end") -> NDArray[np.bool_]:
     """Which keys each row sees, [Q, K]."""
     return np.tri(rows, keys, keys - rows if align == "end" else 0, dtype=bool)
