@@ -6,15 +6,18 @@
 
 q is [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], of one dtype: bfloat16, float16 or float32, and float64 on
 the CPU; out is [B, H, Q, D_v] in that dtype, lse [B, H, Q] in float32, the natural logarithm.
-attncc.api.Attention.__call__ says more.
+attncc.api.Attention.__call__ says more. A wrong spec raises attncc.SpecError, which carries every diagnostic; all
+that attncc raises of its own is an attncc.AttnError, and wrong arguments are a TypeError or a ValueError.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from attncc.errors import AttnError, EnvironmentFault, PlanError, SpecError
+
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile", "load", "merge"]
+__all__ = ["AttnError", "EnvironmentFault", "PlanError", "SpecError", "__version__", "compile", "load", "merge"]
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,13 @@ class Diagnostic:
         return "\n".join(lines)
 
 
+def shown_number(value: float) -> str:
+    """A number for a message: of a huge int its size, since Python refuses to write very many digits."""
+    if not isinstance(value, int) or abs(value) < 2**128:
+        return str(value)
+    return f"about {'-' if value < 0 else ''}2^{abs(value).bit_length() - 1}"
+
+
 class AttnError(Exception):
     """Base of every error that attncc raises on purpose; `exit_code` is the command line's status."""
 

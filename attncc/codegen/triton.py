@@ -20,7 +20,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from attncc.errors import Diagnostic, EnvironmentFault, Span, SpecError
+from attncc.errors import EnvironmentFault
 from attncc.pipeline import DTYPES, SIZES, Number, Request
+from attncc.source import MAX_BYTES, decode
 
-MAX_BYTES = 1 << 22  # of a spec's file; the language's own limit is lower and says where it lies
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, readable=True)
 SHAPE_HELP = (
     "Sizes of the call, comma-separated; left out: batch=1, heads=16, kv_heads=heads, q_len and k_len=4096, "
@@ -142,19 +142,7 @@ def read_spec(path: str) -> str:
                 data = file.read(MAX_BYTES + 1)
     except OSError as fault:
         raise EnvironmentFault(f"{shown(path)} cannot be read: {fault.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise SpecError([Diagnostic("E107", f"the text has more than {MAX_BYTES} bytes")], "", shown(path))
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as fault:
-        raise SpecError([_not_utf8(data, fault)], data.decode("utf-8", "replace"), shown(path)) from None
-
-
-def _not_utf8(data: bytes, fault: UnicodeDecodeError) -> Diagnostic:
-    before = data[: fault.start].decode("utf-8")
-    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-    span = Span(line, column, len(before), len(before) + 1)
-    return Diagnostic("E101", f"byte 0x{data[fault.start]:02x} is no UTF-8 text", span, "save the file as UTF-8")
+    return decode(data, shown(path))
 
 
 def shown(path: str) -> str:

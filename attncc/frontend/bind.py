@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncc.errors import SpecError
+from attncc.errors import SpecError, shown_number
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
 from attncc.frontend.rules.lints import expressions
@@ -24,7 +24,9 @@ def bind(parsed: Parsed, values: Mapping[str, int]) -> AttentionSpec:
         value = values[p.name] if p.name in values or p.default is None else int(p.default)
         baked[p.name] = Const(value)
         if not -(2**63) <= value < 2**63:
-            report.error("E105", parsed.spans.get(f"param:{p.name}"), f"{p.name} = {value} does not fit 64 bits")
+            report.error(
+                "E105", parsed.spans.get(f"param:{p.name}"), f"{p.name} = {shown_number(value)} does not fit 64 bits"
+            )
     if baked and not report.errors:
         _check_divisors(parsed, baked, report)
     if report.errors:

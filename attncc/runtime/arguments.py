@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from attncc.errors import shown_number
 from attncc.ir import AttentionSpec, Op, Param, Var, walk
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
@@ -39,6 +41,7 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, and is {_a(type(x).__name__)}")
+        _check_dense(name, x)
         if x.dim() != 4:
             form = "[B, H, Q, D]" if name == "q" else "[B, H_kv, K, D]" if name == "k" else "[B, H_kv, K, D_v]"
             raise ValueError(f"{name} must be {form}, and has shape {list(x.shape)}")
@@ -63,6 +66,13 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
         raise ValueError(f"head sizes must be at least 1: D is {q.shape[3]}, D_v is {v.shape[3]}")
     if max(q.shape[2], k.shape[2]) > LONGEST:
         raise ValueError(f"lengths must be below 2^31: Q is {q.shape[2]}, K is {k.shape[2]}")
+
+
+def _check_dense(name: str, x: torch.Tensor) -> None:
+    """TypeError for sparse and nested tensors, and others whose elements have no strides."""
+    if x.is_nested or x.layout != torch.strided:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a dense tensor, and is {_a(kind)} one")
 
 
 def _same(what: str, *tensors: torch.Tensor, axis: int, first: str = "q", others: Sequence[str]) -> None:
@@ -104,6 +114,7 @@ def check_tensors(
         x = given[p.name]
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {_a(type(x).__name__)}")
+        _check_dense(p.name, x)
         wanted = ELEMENTS[p.element or ""]
         if x.dtype != wanted:
             packed = " (bits are packed 32 to an int32, lowest first)" if p.element == "bit" else ""
@@ -151,19 +162,33 @@ def divisors(spec: AttentionSpec) -> frozenset[str]:
 
 
 def scalar(p: Param, value: Any, divides: bool) -> int | float:
-    """A run-time scalar as a Python number. TypeError for another kind, ValueError for a divisor below 1."""
+    """A run-time scalar as a Python number, from one, NumPy's, or a 0-d tensor.
+
+    TypeError for another kind, ValueError for a divisor below 1 and for what 64 bits do not hold.
+    """
     if isinstance(value, torch.Tensor):
+        _check_dense(p.name, value)
+        if value.is_meta:
+            raise ValueError(f"{p.name} must be {_a(p.type)}, and is a tensor on meta, which has no value")
         if value.dim() or (p.type == "int" and value.is_floating_point()) or value.dtype == torch.bool:
             what = f"{list(value.shape)} of {value.dtype}"
             raise TypeError(f"{p.name} must be {_a(p.type)}, or a 0-d tensor of one, and is a tensor {what}")
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float) if p.type == "float" else int):
+    kind = numbers.Real if p.type == "float" else numbers.Integral
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{p.name} must be {_a(p.type)}, and is {_a(type(value).__name__)}: {value!r}")
-    if p.type == "int" and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{p.name} must be a 64-bit int, and is {value}")
-    if divides and value < 1:
-        raise ValueError(f"{p.name} divides, so that it must be at least 1, and is {value}")
-    return float(value) if p.type == "float" else value
+    number: Any = value
+    if p.type == "float":
+        try:
+            return float(number)
+        except OverflowError:
+            raise ValueError(f"{p.name} must be a float, and is {shown_number(number)}, too large for one") from None
+    whole = int(number)
+    if not -(2**63) <= whole < 2**63:
+        raise ValueError(f"{p.name} must be a 64-bit int, and is {shown_number(whole)}")
+    if divides and whole < 1:
+        raise ValueError(f"{p.name} divides, so that it must be at least 1, and is {whole}")
+    return whole
 
 
 def check_sorted(spec: AttentionSpec, given: Mapping[str, Any]) -> None:

@@ -72,6 +72,10 @@ class Attention:
     def __repr__(self) -> str:
         return f"<attncc.Attention {self.name}({', '.join(p.name for p in self.spec.params)})>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are of the text: kernels are found again, in the cache, where the copy is called."""
+        return _restored, (self.parsed.text, self.parsed.filename, self.consts, self.target)
+
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False, validate: bool = False,
         deterministic: bool | None = None, **given: Any,
@@ -89,14 +93,14 @@ class Attention:
             return (out, lse) if return_lse else out
         try:
             signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
-                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
                 q.device, k.device, v.device, *given,
             )  # fmt: skip
             for name in self._tensors:
                 x = given[name]
-                signature += (x.shape, x.dtype, x.device)
+                signature += (x.shape, x.layout, x.dtype, x.device)
             ready = self._ready.get(signature)
-        except (AttributeError, KeyError, TypeError):
+        except (AttributeError, KeyError, TypeError, RuntimeError):  # the last of tensors without strides
             signature, ready = (), None
         if ready is None:
             ready = self._prepare(signature, q, k, v, given)
@@ -240,3 +244,8 @@ class Attention:
         file = next(name for name in entry.files if name.endswith(".py"))
         self._entries.append(entry)  # holds the folder of an uncached build
         return load_module(entry.path / file, f"attncc_generated_{entry.digest[:16]}_{target}")
+
+
+def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:
+    """What a pickle leads to."""
+    return Attention(frontend.parse(text, filename), consts, target)

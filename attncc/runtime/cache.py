@@ -71,10 +71,13 @@ class Fault:
 
 
 def default_root() -> Path:
-    """ATTNCC_CACHE_DIR, or the user's cache folder of this system."""
+    """ATTNCC_CACHE_DIR, or the user's cache folder of this system. EnvironmentFault for a `~` of nobody."""
     chosen = os.environ.get("ATTNCC_CACHE_DIR")
     if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        expanded = os.path.expanduser(chosen)
+        if expanded.startswith("~"):  # what no user is called stays as it is
+            raise EnvironmentFault(f"ATTNCC_CACHE_DIR is {chosen}, and there is no user {expanded.split('/')[0][1:]!r}")
+        return Path(os.path.abspath(expanded))
     from platformdirs import user_cache_path
 
     return user_cache_path("attncc", appauthor=False)
@@ -275,6 +278,8 @@ class Cache:
 
 def _refuse_unsafe(root: Path) -> None:
     """Refuse a root in which others could put code that we would run. A root that is not there yet is fine."""
+    if root == root.parent:
+        raise EnvironmentFault(f"the cache folder is {root} itself: set ATTNCC_CACHE_DIR to a folder of its own")
     try:
         facts = root.stat()
     except OSError:

@@ -6,6 +6,7 @@ runs in a process that has imported attncc and nothing else.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ Numbers = Sequence[Any]
 def call(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """out and lse as one node of a graph; parameters by name, tensors and numbers."""
     tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
-    floats = {n: x for n, x in given.items() if isinstance(x, (float, torch.SymFloat))}
+    real = (float, numbers.Real, torch.SymFloat)
+    floats = {n: x for n, x in given.items() if isinstance(x, real) and not isinstance(x, numbers.Integral)}
     ints = {n: x for n, x in given.items() if n not in tensors and n not in floats}
     names = ",".join([*tensors, *ints, *floats])
     return torch.ops.attncc.attention(

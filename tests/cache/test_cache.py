@@ -317,3 +317,12 @@ def test_a_file_of_a_user_is_replaced_in_one_step(tmp_path):
     assert not publish.replace_file(path, b"new")
     assert publish.replace_file(tmp_path / "b", b"") and (tmp_path / "b").read_bytes() == b""
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.attn", "b", "link.attn"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"), [("/", "a folder of its own"), ("~nosuchuser/x", "there is no user 'nosuchuser'")]
+)
+def test_a_folder_that_cannot_be_meant_is_refused(folder, said, monkeypatch):
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", folder)
+    with pytest.raises(EnvironmentFault, match=said):
+        Cache()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +67,20 @@ WRONG = [
     ({"seen": torch.ones(5, 2, dtype=torch.bool)}, TypeError, "bits are packed 32 to an int32"),
     ({"seen": torch.ones(5, 40, dtype=torch.int32)}, ValueError, "seen must have 2 words of 32 bits (K) along axis 1"),
     ({"pair": torch.zeros(2, dtype=torch.int8)}, ValueError, "pair must have 3 along axis 0 of i8[3], and has 2"),
+    ({"window": 10**400}, ValueError, "window must be a 64-bit int, and is about 2^1328"),
+    ({"window": -(10**5000)}, ValueError, "window must be a 64-bit int, and is about -2^16609"),
+    ({"gain": 10**400}, ValueError, "gain must be a float, and is about 2^1328, too large for one"),
+    ({"window": np.float32(2)}, TypeError, "window must be an int, and is a float32"),
+    ({"window": np.True_}, TypeError, "window must be an int, and is a bool"),
+    ({"window": torch.tensor(2, device="meta")}, ValueError, "window must be an int, and is a tensor on meta"),
+    ({"q": good()["q"].to_sparse()}, TypeError, "q must be a dense tensor, and is a sparse_coo one"),
+    ({"v": good()["v"].to_sparse()}, TypeError, "v must be a dense tensor, and is a sparse_coo one"),
+    (
+        {"q": torch.nested.as_nested_tensor([good()["q"][0]], layout=torch.jagged)},
+        TypeError,
+        "q must be a dense tensor",
+    ),
+    ({"slopes": torch.ones(4).to_sparse()}, TypeError, "slopes must be a dense tensor"),
     ({"validate": True, "doc": torch.arange(80, dtype=torch.int32).flip(0).view(2, 40)}, ValueError, "declared sorted"),
 ]
 
@@ -102,3 +120,36 @@ def test_the_interpreter_has_to_be_turned_on(monkeypatch):
         attn(*(torch.zeros(1, 1, 4, 16) for _ in range(3)))
     with pytest.raises(ValueError, match="q must be on the CPU"):
         attn(*(torch.zeros(1, 1, 4, 16, device="meta") for _ in range(3)))
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), torch.tensor(0.5)])
+def test_numbers_of_other_libraries_are_numbers(number):
+    want = ATTN(**good() | {"gain": 0.5})
+    assert torch.equal(ATTN(**good() | {"gain": number, "window": np.int16(3)}), want)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_is_of_the_text_and_its_constants(copied):
+    attn = attncc.compile(SPEC, block=np.int64(3))
+    want = attn(**good())  # with kernels loaded
+    again = copied(attn)
+    assert again.consts == {"block": 3} and type(again.consts["block"]) is int
+    assert (again.text, again.parsed, again.target) == (attn.text, attn.parsed, attn.target)
+    assert torch.equal(again(**good()), want)
+
+
+@pytest.mark.parametrize("text", [None, b"attention x {}", 3])
+def test_a_text_is_a_str(text):
+    with pytest.raises(TypeError, match=f"must be a str, and is of type {type(text).__name__}"):
+        attncc.compile(text)
+
+
+def test_faults_of_a_spec_are_an_error_of_the_package(tmp_path):
+    with pytest.raises(attncc.SpecError, match="E301"):
+        attncc.compile("attention x { mask unknown }")
+    with pytest.raises(attncc.SpecError, match="n = about 2\\^1328 does not fit 64 bits"):
+        attncc.compile("attention x(n: const int) { mask k < n }", n=10**400)
+    path = tmp_path / "latin.attn"
+    path.write_bytes("attention x {} # \xe9".encode("latin-1"))
+    with pytest.raises(attncc.SpecError, match=r"latin.attn:1:18: error E101: byte 0xe9 is no UTF-8 text"):
+        attncc.load(path)
