@@ -13,7 +13,7 @@ import torch
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, operator
-from attncc.runtime.cache import Cache, Entry
+from attncc.runtime.cache import Cache
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
 from attncc.runtime.loader import load_module
 
@@ -62,7 +62,6 @@ class Attention:
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
         self._backward: dict[tuple[Any, ...], Backward] = {}
-        self._entries: list[Entry] = []
         self._cache: Cache | None = None
 
     @property
@@ -242,8 +241,7 @@ class Attention:
         self._cache = self._cache or Cache()
         entry = pipeline.kernel(planned, self._cache, resources=False)
         file = next(name for name in entry.files if name.endswith(".py"))
-        self._entries.append(entry)  # holds the folder of an uncached build
-        return load_module(entry.path / file, f"attncc_generated_{entry.digest[:16]}_{target}")
+        return load_module(entry.path / file, entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}")
 
 
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:

@@ -6,7 +6,8 @@ Below <root>/v1:
     work/                what is being built; locks
 
 What is broken in any way is a miss, and is built again. A root that cannot be written to costs one warning and the
-cache; a root that others could write to is refused.
+cache; a root that others could write to is refused. Above ATTNCC_CACHE_LIMIT bytes (default 4G), what was not used for
+longest goes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
-import stat
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from attncc.errors import EnvironmentFault
-from attncc.runtime import keys, publish
+from attncc.runtime import keys, process, publish
+from attncc.runtime.room import evict, limit, occupied, refuse_unsafe, sweep
 
 LAYOUT = "v1"
 KINDS = ("kernel", "request")
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-LEFTOVER_AGE = 600.0  # seconds after which a dead builder's folder is taken for one
 
 Builder = Callable[[Path], None]
 
@@ -87,7 +84,8 @@ class Cache:
     """The cache below `root` (default: `default_root()`), made when first written to.
 
     `warn` takes the one warning of an unusable folder, `note` what is worth telling while it happens.
-    Raises EnvironmentFault where the root is another user's, writable by others, or no folder.
+    Raises EnvironmentFault where the root is another user's, writable by others, or no folder, and for a limit that is
+    no size.
     """
 
     def __init__(
@@ -101,7 +99,8 @@ class Cache:
         self._warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._note = note or (lambda text: None)
         self._warned = False
-        _refuse_unsafe(self.root)
+        self._limit = limit()
+        refuse_unsafe(self.root)
 
     def get(self, key: keys.Key) -> Entry | None:
         """The entry of a key, compared with its manifest; None where there is none or it is broken."""
@@ -120,6 +119,8 @@ class Cache:
         except OSError as problem:
             self._degrade(problem)
             return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # used now; times of reading are often not kept
         return Entry(folder, kind, digest, sealed.key, sealed.files)
 
     def get_or_build(self, key: keys.Key, builder: Builder) -> Entry:
@@ -174,23 +175,21 @@ class Cache:
         return faults
 
     def clear(self) -> tuple[int, int]:
-        """Remove all entries and what dead processes left; gives the number of entries and of bytes removed.
+        """Remove all entries, and what dead processes left; gives the number of entries and of bytes.
 
-        Only folders that attncc makes itself are touched. Raises EnvironmentFault where one cannot be removed.
+        Only folders that attncc makes itself are touched. Raises EnvironmentFault
+        where one cannot be removed.
         """
         count = size = 0
         for _, folder in list(self._folders()):
-            held = _size(folder)
+            held = occupied(folder)
             publish.remove_tree(folder)
             if folder.exists():
                 raise EnvironmentFault(f"{folder} cannot be removed: is it writable?")
             count, size = count + 1, size + held
         work = self.root / LAYOUT / "work"
         if work.is_dir():
-            _sweep(work, older_than=0.0)
-            for lock in work.glob("*.lock"):
-                if not lock.with_suffix(".owner").exists():
-                    lock.unlink(missing_ok=True)
+            sweep(work)
         return count, size
 
     def _folder(self, kind: str, digest: str) -> Path:
@@ -214,12 +213,12 @@ class Cache:
                 self.root.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     self.root.mkdir(mode=0o700)
-            _refuse_unsafe(self.root)
+            refuse_unsafe(self.root)
             for folder in (self.root / LAYOUT, work):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not os.access(work, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            _sweep(work, LEFTOVER_AGE)
+            sweep(work)
         except OSError as problem:
             self._degrade(problem)
             return None
@@ -227,7 +226,8 @@ class Cache:
 
     def _build(self, key: keys.Key, digest: str, work: Path, builder: Builder) -> Entry:
         try:
-            staged = Path(tempfile.mkdtemp(dir=work, prefix=f"{_staging_prefix()}{digest[:12]}-"))
+            staged = work / process.own_name()
+            staged.mkdir(mode=0o700)
         except OSError as problem:
             self._degrade(problem)
             return self._build_aside(key, builder)
@@ -237,7 +237,7 @@ class Cache:
             builder(staged)
             sealing = True
             publish.seal(staged, key.kind, keys.plain(key))
-            publish.rename_into(staged, folder, staged.with_name(staged.name + "-old"))
+            publish.rename_into(staged, folder, staged.with_name(process.own_name()))
         except OSError as problem:
             if not sealing and problem.errno not in DISK_FULL:
                 raise  # the builder's own trouble
@@ -245,7 +245,11 @@ class Cache:
             return self._build_aside(key, builder)
         finally:
             publish.remove_tree(staged)
-        return self._fresh(folder, key, None)
+        entry = self._fresh(folder, key, None)
+        if self._limit is not None:
+            lost = [p for _, p in self._folders() if p != folder]
+            evict(lost, self._limit - occupied(folder), work)
+        return entry
 
     def _build_aside(self, key: keys.Key, builder: Builder) -> Entry:
         """Build without the cache, in a folder that lives as long as the entry does."""
@@ -274,60 +278,3 @@ class Cache:
         self._warn(
             f"the cache folder {self.root} cannot be used ({reason}): going on without it; ATTNCC_CACHE_DIR moves it"
         )
-
-
-def _refuse_unsafe(root: Path) -> None:
-    """Refuse a root in which others could put code that we would run. A root that is not there yet is fine."""
-    if root == root.parent:
-        raise EnvironmentFault(f"the cache folder is {root} itself: set ATTNCC_CACHE_DIR to a folder of its own")
-    try:
-        facts = root.stat()
-    except OSError:
-        return
-    if not stat.S_ISDIR(facts.st_mode):
-        raise EnvironmentFault(
-            f"the cache folder {root} is a file: remove it, or set ATTNCC_CACHE_DIR to another folder"
-        )
-    if hasattr(os, "geteuid") and facts.st_uid != os.geteuid():
-        raise EnvironmentFault(
-            f"the cache folder {root} belongs to user {facts.st_uid}, and this is user {os.geteuid()}: "
-            f"export ATTNCC_CACHE_DIR=a folder of your own"
-        )
-    if sys.platform != "win32" and facts.st_mode & 0o022:
-        raise EnvironmentFault(
-            f"others may write to the cache folder {root} (mode {stat.S_IMODE(facts.st_mode):04o}): "
-            f"chmod go-w {_quoted(root)}"
-        )
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))
-
-
-def _staging_prefix() -> str:
-    return f"{socket.gethostname()}~{os.getpid()}~"
-
-
-def _sweep(work: Path, older_than: float) -> None:
-    """Remove what processes of this host that are gone left half built, `older_than` seconds ago or more.
-
-    The age guards a builder that lives in another container under the same host name.
-    """
-    from attncc.runtime.lock import is_running
-
-    for path in work.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < older_than:
-                continue
-        host, _, rest = path.name.partition("~")
-        pid = rest.partition("~")[0]
-        if host == socket.gethostname() and pid.isdigit() and not is_running(int(pid)):
-            publish.remove_tree(path)
-
-
-def _size(folder: Path) -> int:
-    with contextlib.suppress(OSError):
-        return sum(p.stat().st_size for p in folder.iterdir() if p.is_file())
-    return 0

@@ -1,19 +1,44 @@
-"""A generated file as a Python module."""
+"""A generated file as a Python module, made of the very bytes that were compared with the manifest."""
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
+import io
+import linecache
 import sys
+from importlib.abc import InspectLoader
 from pathlib import Path
 from types import ModuleType
 
 
-def load_module(path: Path, name: str) -> ModuleType:
-    """Execute the file under a module name of its own. Triton reads its source meanwhile, so it must be there."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
+class Held(InspectLoader):
+    """Loads a source that is in memory already: the file may change or go, and no compiled copy is left beside it."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self.path, self.text = str(path), source.decode("utf-8")
+
+    def get_source(self, fullname: str) -> str:
+        return self.text
+
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        return compile(self.text, self.path, "exec", dont_inherit=True)
+
+    def is_package(self, fullname: str) -> bool:
+        return False
+
+
+def load_module(path: Path, source: bytes, name: str) -> ModuleType:
+    """Execute `source`, the content of the file at `path`, under a module name of its own.
+
+    Triton reads the text of its kernels through the interpreter's cache of source lines, which gets the same text.
+    """
+    loader = Held(path, source)
+    spec = importlib.machinery.ModuleSpec(name, loader, origin=loader.path)
+    spec.has_location = True
     module = importlib.util.module_from_spec(spec)
+    lines = list(io.StringIO(loader.text))
+    linecache.cache[loader.path] = (len(loader.text), None, lines, loader.path)  # None: never compared with the file
     sys.modules[name] = module  # Triton looks its kernels' globals up there
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module

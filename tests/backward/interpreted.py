@@ -54,7 +54,7 @@ def module_of(case: Case, folder: Path) -> Any:
     )  # fmt: skip
     path = folder / f"{case.name}.py"
     path.write_text(render_backward(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, case.text))
-    return spec, load_module(path, f"backward_{case.name}")
+    return spec, load_module(path, path.read_bytes(), f"backward_{case.name}")
 
 
 def faults(case: Case) -> list[str]:

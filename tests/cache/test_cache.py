@@ -232,7 +232,7 @@ def test_a_file_in_place_of_the_root_is_refused(tmp_path):
         Cache(tmp_path / "root")
 
 
-@pytest.mark.parametrize("call", ["mkdir", "mkdtemp", "rename", "seal", "write"])
+@pytest.mark.parametrize("call", ["mkdir", "stage", "rename", "seal", "write"])
 def test_an_unusable_folder_costs_one_warning(tmp_path, said, monkeypatch, call):
     def broken(*_, **__):
         raise OSError(errno.EROFS if call != "write" else errno.ENOSPC, "Read-only file system")
@@ -248,8 +248,8 @@ def test_an_unusable_folder_costs_one_warning(tmp_path, said, monkeypatch, call)
 
     if call == "mkdir":
         monkeypatch.setattr("attncc.runtime.cache.Path.mkdir", _only_below(cache.root, broken))
-    elif call == "mkdtemp":
-        monkeypatch.setattr("attncc.runtime.cache.tempfile.mkdtemp", _only_in(cache.root, broken))
+    elif call == "stage":
+        monkeypatch.setattr("attncc.runtime.cache.Path.mkdir", _only_below(cache.root / "v1" / "work" / ".", broken))
     elif call == "rename":
         monkeypatch.setattr(os, "rename", broken)
     elif call == "seal":
@@ -265,16 +265,10 @@ def _only_below(root, broken):
     from pathlib import Path
 
     whole = Path.mkdir
-    return lambda path, *a, **k: broken() if path.is_relative_to(root) else whole(path, *a, **k)
-
-
-def _only_in(root, broken):
-    import tempfile
-    from pathlib import Path
-
-    whole = tempfile.mkdtemp
-    inside = lambda k: k.get("dir") and Path(k["dir"]).is_relative_to(root)
-    return lambda *a, **k: broken() if inside(k) else whole(*a, **k)
+    inside = lambda path: (
+        path.is_relative_to(root) and "~" in path.name if root.name == "work" else path.is_relative_to(root)
+    )
+    return lambda path, *a, **k: broken() if inside(path) else whole(path, *a, **k)
 
 
 def _first(broken, then):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-from attncc.runtime import lock
+from attncc.runtime import lock, process
 from attncc.runtime.cache import Cache
 from tests.cache.cache_samples import KEY, write
 
@@ -60,12 +62,10 @@ def test_a_killed_builder_holds_nobody_up(tmp_path):
     cache = Cache(tmp_path / "root")
     assert cache.get(KEY) is None and list(cache.entries()) == []
     assert cache.get_or_build(KEY, write()).fresh
-    assert any("~" in p.name for p in (cache.root / "v1" / "work").iterdir())
-    cache.clear()
     assert list((cache.root / "v1" / "work").iterdir()) == []
 
 
-def test_a_lock_kept_by_a_child_of_a_killed_builder_is_broken(tmp_path):
+def test_a_child_of_a_killed_builder_holds_nobody_up(tmp_path):
     body = "child = os.fork()\n    if child == 0: time.sleep(60); os._exit(0)\n    "
     body += f"open({str(tmp_path / 'child')!r}, 'w').write(str(child))\n    time.sleep(600)"
     worker = start(tmp_path, body)
@@ -91,24 +91,90 @@ def test_a_waiter_says_for_whom_it_waits_and_builds_in_the_end(tmp_path):
     assert said == [f"waiting for process {os.getpid()}, which builds the same file"]
     with lock.held(path, said.append) as again:
         assert again
-    assert not path.with_suffix(".owner").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_who_is_dead(tmp_path):
-    owner = tmp_path / "a.owner"
-    me = lock.identity()
+def test_locks_that_systems_give_are_not_needed(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "lockf", none)
+    test_a_waiter_says_for_whom_it_waits_and_builds_in_the_end(tmp_path)
+
+
+def hold(path: Path, holder: str) -> None:
+    """A lock as another process made it."""
+    path.mkdir()
+    (path / holder).touch()
+
+
+def test_a_holder_elsewhere_that_falls_silent_is_dead(tmp_path, monkeypatch):
+    """Whatever its clock says: only that it stands still counts."""
+    monkeypatch.setattr(lock, "LOOK", 0.05)
+    path, there = tmp_path / "a.lock", "abcdefabcdef~7~7~01234567"
+    for skew in (-1e6, 0, 1e6):
+        hold(path, there)
+        os.utime(path / there, (skew + 2e9, skew + 2e9))
+        with lock.held(path, print, patience=60, silence=0.2) as got:
+            assert got
+    hold(path, there)
+    beating = threading.Event()
+
+    def beat():
+        while not beating.wait(0.1):
+            os.utime(path / there)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with lock.held(path, print, patience=1.5, silence=1.0) as got:
+        assert not got
+    beating.set()
+    thread.join()
+
+
+def test_a_lock_that_changed_hands_is_given_back(tmp_path):
+    path = tmp_path / "a.lock"
+    hold(path, "home~1~1~aaaaaaaa")
+    lock.drop(path, "home~1~1~bbbbbbbb")
+    assert lock.look(path).holder == "home~1~1~aaaaaaaa"
+    lock.drop(path, "home~1~1~aaaaaaaa")
+    assert not path.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_rename_whose_answer_got_lost_counts(tmp_path, monkeypatch):
+    """As a network file system does that repeats a request: the second time the folder is no longer there."""
+    whole = os.rename
+
+    def twice(old, new):
+        whole(old, new)
+        whole(old, new)
+
+    monkeypatch.setattr(os, "rename", twice)
+    with lock.held(tmp_path / "a.lock", print) as got:
+        assert got
+
+
+def test_where_no_lock_can_be_made_nobody_waits(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for call in ("mkdir", "open", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            with lock.held(tmp_path / "a.lock", print) as got:
+                assert not got
+
+
+def test_who_is_gone():
+    me = process.own_name()
+    home, pid, started, nonce = me.split("~")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     while ended.poll() is None:
         time.sleep(0.01)
-    for who, dead in (
-        (me, False),
-        (me | {"host": "elsewhere", "pid": ended.pid}, False),
-        (me | {"pid": ended.pid}, True),
-        (me | {"started": 1}, me["started"] is not None),
-    ):
-        owner.write_text(json.dumps(who))
-        assert lock.is_dead(owner) == dead, who
-    for text in ("", "{}", "[1]", '{"host": 1, "pid": "x", "started": 0}'):
-        owner.write_text(text)
-        assert not lock.is_dead(owner)
-    assert not lock.is_dead(tmp_path / "none")
+    assert process.is_ours(me) and not process.is_gone(me) and process.pid_of(me) == os.getpid()
+    assert process.is_gone(f"{home}~{ended.pid}~{started}~{nonce}")
+    assert process.is_gone(f"{home}~{pid}~1~{nonce}") is (started != "0")
+    assert not process.is_gone(f"elsewhere~{ended.pid}~{started}~{nonce}")
+    for name in ("", "a.lock", f"{home}~x~0~1", f"{home}~1~{'9' * 30}~1", f"{home}~{'9' * 19}", "~~~"):
+        assert not process.is_gone(name), name

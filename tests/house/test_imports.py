@@ -24,7 +24,7 @@ RULES = {
     "analysis": Rule(("errors", "ir"), ("numpy", "sympy")),
     "planner": Rule(("errors", "ir", "analysis", "targets"), ("sympy",)),
     "codegen": Rule(("errors", "ir", "analysis", "targets", "planner"), ("jinja2",)),
-    "runtime": Rule((*BELOW, "pipeline"), ("torch", "triton", "numpy", "filelock", "platformdirs")),
+    "runtime": Rule((*BELOW, "pipeline"), ("torch", "triton", "numpy", "platformdirs")),
 }
 # What joins the stages (the package itself, the API, the command line) may name them all, but neither torch nor triton.
 ROAD = Rule(("*",), ("click", "rich", "numpy", "matplotlib", "platformdirs"))

@@ -60,7 +60,7 @@ def main(names: list[str]) -> None:
             path = Path(folder) / f"{name}.py"
             path.write_text(codegen.render(spec, visits, plan), encoding="utf-8")
             assert "for again in tl.static_range(2)" in path.read_text()
-            module = load_module(path, f"first_tile_{name}")
+            module = load_module(path, path.read_bytes(), f"first_tile_{name}")
         spelled = {codegen.parameter_names(spec)[n]: value for n, value in params.items()}
         for kind in KINDS:
             q, k, v = inputs(kind)
