@@ -82,7 +82,7 @@ def gpt_oss_forward(
             safe = safe & (tl.max(tl.abs(out), 1, keep_dims=True) < float("inf"))
         if tl.max(tl.where(safe | (row >= q_len), 0, 1)) if again else True:
             sink = sinks_h * LOG2E
-            m = tl.maximum(tl.zeros([TILE_Q, 1], tl.float32) + sink, LOWEST)
+            m = tl.minimum(tl.maximum(tl.zeros([TILE_Q, 1], tl.float32) + sink, LOWEST), -LOWEST)
             l = tl.exp2(sink - m)
             out = tl.zeros([TILE_Q, 128], tl.float32)
             for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones

@@ -36,6 +36,7 @@ class CpuView:
     pair: list[str]  # for each tile of keys
     mask: list[str]  # for those that are masked
     weight: list[str]
+    gain: str  # the name of the weight's value; empty without one
     check: DenseCheck
     tile_q: int
     tile_k: int
@@ -85,6 +86,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         pair=pair,
         mask=mask,
         weight=weight,
+        gain=tiles.gain,
         check=check,
         tile_q=plan.tile_q,
         tile_k=plan.tile_k,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from attncc.codegen.lower import level
@@ -76,6 +76,7 @@ class CpuLowering:
 
     def __init__(self, spec: AttentionSpec, spelled: Mapping[str, str], free: Names | None = None) -> None:
         self.spec, self.spelled = spec, spelled
+        self.gain = ""  # the name of the weight's value, once there is one
         self.program: list[str] = []
         self.row: list[str] = []
         self._known: dict[Expr, str] = {}
@@ -83,8 +84,9 @@ class CpuLowering:
         self.free = free or Names({*reserved(), *spelled.values()})
         self._lets = {e: n for n, e in reversed(spec.lets) if isinstance(e, Op) and "s" not in names(e)}
         self.printer = Printer(
-            TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive
-        )
+            TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive,
+            number=numbers_of(spec),
+        )  # fmt: skip
         sinks = {"sink": spec.softmax.args[:1], "off_by_one": (Const(0.0),)}.get(spec.softmax.policy, ())
         self.sink: Expr | None = sinks[0] if sinks else None
         if any("h_kv" in names(e) for e in expressions(spec)):
@@ -165,7 +167,10 @@ class CpuLowering:
         if self.sink is None:
             return ["m = query.new_full((*shape, 1), -torch.inf)", "l = torch.zeros_like(m)"]
         sink = self.number(self.sink, self.row)
-        return [f"m = query.new_empty((*shape, 1)).copy_({sink})", "l = (m != -torch.inf).to(dtype)  # the sink"]
+        return [
+            f"m = query.new_empty((*shape, 1)).copy_({sink})",
+            "m, l = m.clamp(max=largest), torch.exp(m - m.clamp(-largest, largest))  # the sink",
+        ]
 
     def scores(self) -> list[str]:
         lines: list[str] = []
@@ -175,11 +180,12 @@ class CpuLowering:
         return lines
 
     def weight(self, pair: list[str]) -> list[str]:
-        """Lines that weigh p; values that they need go to `pair`."""
+        """Lines that weigh p, by `self.gain`; values that they need go to `pair`."""
         if self.spec.weight is None:
             return []
         text = self.number(self.spec.weight, pair)
-        return [f"p = torch.where(p == 0, 0.0, p * ({text}))"]
+        self.gain = self.free.fresh("gain")
+        return [f"{self.gain} = {text}", f"p = torch.where(p == 0, 0.0, p * {self.gain})"]
 
     def masks(self) -> list[str]:
         mask = conjunction(self.spec.masks)
@@ -189,6 +195,19 @@ class CpuLowering:
         text = self.text(mask, lines)
         keep = text if is_tensor(mask) else self._tensor(text)
         return [*lines, f"keep = {keep}", "s.masked_fill_(~keep, -torch.inf)"]
+
+
+def numbers_of(spec: AttentionSpec) -> Callable[[Expr], bool]:
+    """Whether an expression may be a Python number in the file: arithmetic on scalars and lengths; functions give
+    tensors."""
+    plain = {*LENGTHS, *spec.free_axes, *(p.name for p in spec.scalars)}
+
+    def number(e: Expr) -> bool:
+        if isinstance(e, Op):
+            return e.op in ("+", "-", "*", "/", "neg", "abs") and all(map(number, e.args))
+        return isinstance(e, Const) or (isinstance(e, Var) and e.name in plain)
+
+    return number
 
 
 def bit_extent(axis: str | int, spelled: Mapping[str, str]) -> str:

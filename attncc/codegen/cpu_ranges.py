@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attncc.codegen.cpu_lower import BUILT_IN, TILES, CpuLowering, bit_extent
+from attncc.codegen.cpu_lower import BUILT_IN, TILES, CpuLowering, bit_extent, numbers_of
 from attncc.codegen.printer import ATOM, PYTHON, Printer
 from attncc.ir import (
     AttentionSpec,
@@ -55,7 +55,10 @@ class _Scalars:
     def __init__(self, spec: AttentionSpec, names: Mapping[str, str], tables: Mapping[str, str], one: bool) -> None:
         self.spec, self.names, self.tables, self.one = spec, names, tables, one
         self._reads: dict[Read, str] = {}
-        self.printer = Printer(PYTHON if one else TILES, names=names, reads=self._reads, positive=self._positive)
+        self.printer = Printer(
+            PYTHON if one else TILES, names=names, reads=self._reads, positive=self._positive,
+            number=(lambda e: True) if one else numbers_of(spec),
+        )  # fmt: skip
 
     def _positive(self, e: Expr) -> bool:
         """Constants, and what the spec or the file names, which the call refuses below 1 where it divides."""

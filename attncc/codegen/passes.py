@@ -8,8 +8,16 @@ from typing import Any
 
 from attncc.ir import Const, Expr, Op, Read
 
+
+def divide(a: float, b: float) -> float:
+    """As IEEE 754 has it, where Python raises."""
+    if b:
+        return a / b
+    return math.copysign(math.inf, a) * math.copysign(1.0, b) if a and not math.isnan(a) else math.nan
+
+
 _FOLD: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": divide,
     "//": lambda a, b: a // b, "%": lambda a, b: a % b, "neg": lambda a: -a, "float": float,
     "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
     "==": lambda a, b: a == b, "!=": lambda a, b: a != b,
@@ -21,7 +29,7 @@ _FOLD: dict[str, Callable[..., Any]] = {
 
 
 def fold(e: Expr) -> Expr:
-    """Work constants out, in float64. What Python cannot work out (log of -1, 1 / 0) is left to the kernel."""
+    """Work constants out, in float64. What Python cannot work out (log of -1) is left to the kernel."""
     if isinstance(e, Read):
         return Read(e.tensor, tuple(map(fold, e.indices)), e.type)
     if not isinstance(e, Op):
@@ -32,6 +40,6 @@ def fold(e: Expr) -> Expr:
             value = _FOLD[e.op](*(a.value for a in args if isinstance(a, Const)))
         except (ArithmeticError, ValueError):
             return Op(e.op, args, e.type)
-        if not isinstance(value, float) or math.isfinite(value):
+        if not isinstance(value, float) or math.isfinite(value) or e.op == "/":
             return Const(float(value) if e.type == "float" else value)
     return Op(e.op, args, e.type)

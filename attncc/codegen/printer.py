@@ -74,11 +74,14 @@ TRITON = Backend(
 # The same where 32 bits do not do for integers.
 TRITON_WIDE = replace(TRITON, forms={**TRITON.forms, "floor": Form("tl.floor({0}).to(tl.int64)")})
 
+# What Python refuses of floats is left to tensors without dimensions, which take 1 / 0 as the language does.
+_QUOTIENT = Form("tensor({0}) / {1}", TERM, (ANY, TERM + 1), "tensor")
+
 # Tiles as tensors; scalars may be Python numbers, which the helpers accept too.
 TORCH = Backend(
     "torch",
     {
-        **_ARITHMETIC, **_COMPARISON, **_BITWISE,
+        **_ARITHMETIC, **_COMPARISON, **_BITWISE, "quotient": _QUOTIENT,
         "//": infix("//", TERM), "%": infix("%", TERM), "abs": call("abs"),
         **{f: call(f, helper=True) for f in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")},
         "min": call("minimum", helper=True), "max": call("maximum", helper=True),
@@ -88,12 +91,11 @@ TORCH = Backend(
     },
 )  # fmt: skip
 
-# Run-time scalars of the host: Python numbers. What Python refuses of floats (1 / 0, log(0), exp(1000)) goes through
-# tensors without dimensions, which take them as the language does.
+# Run-time scalars of the host: Python numbers. log(0), exp(1000) and the like go through tensors too.
 PYTHON = Backend(
     "python",
     {
-        **_ARITHMETIC, **_COMPARISON, "/": Form("tensor({0}) / {1}", TERM, (ANY, TERM + 1), "tensor"),
+        **_ARITHMETIC, **_COMPARISON, "quotient": _QUOTIENT,
         "and": infix("and", AND), "or": infix("or", OR), "not": Form("not {0}", NOT, (NOT,)),
         "//": infix("//", TERM), "%": infix("%", TERM), "abs": call("abs"),
         "min": Form("min({0}, {1})"), "max": Form("max({0}, {1})"),
@@ -112,8 +114,10 @@ class Printer:
 
     `names` gives the spelling of a Var where it differs from its name. `reads` gives the name that holds a Read's
     value; one that is missing is a KeyError: loads are statements, placed by the lowering. `known` gives the name of a
-    value that stands in a variable already. `nonnegative` proves an int expression >= 0, `positive` >= 1; without a
-    proof `//` and `%` go through a helper that floors, and a divisor that may be below 1 through one that then gives 0.
+    value that stands in a variable already. `number` says that an expression may be a Python number: two of them are
+    divided as tensors, unless the divisor is a constant other than 0. `nonnegative` proves an int expression >= 0,
+    `positive` >= 1; without a proof `//` and `%` go through a helper that floors, and a divisor that may be below 1
+    through one that then gives 0.
     """
 
     backend: Backend
@@ -123,6 +127,7 @@ class Printer:
     nonnegative: Callable[[Expr], bool] = lambda e: False
     positive: Callable[[Expr], bool] = lambda e: isinstance(e, Const) and e.value >= 1
     helpers: set[str] = field(default_factory=set)
+    number: Callable[[Expr], bool] = lambda e: False
 
     def __call__(self, e: Expr, binds: int = ANY) -> str:
         """The text of `e`, in parentheses if it binds less tightly than `binds`."""
@@ -159,6 +164,9 @@ class Printer:
         return tuple(a.args[0] if c and isinstance(a, Op) else a for a, c in zip(e.args, converted, strict=True))
 
     def _form(self, e: Op) -> Form:
+        safe = isinstance(e.args[-1], Const) and e.args[-1].value != 0
+        if e.op == "/" and not safe and all(map(self.number, e.args)):
+            return self.backend.forms["quotient"]
         if e.op not in ("//", "%"):
             return self.backend.forms[e.op]
         kind = "div" if e.op == "//" else "mod"

@@ -57,6 +57,16 @@ def close(got, want, part=1e-5):
         assert (x - y)[finite].abs().sum() <= part * y[finite].abs().sum()
 
 
+def same(got, want, part=1e-5):
+    """As close; infinities and NaN where they belong."""
+    for x, y in zip(got, want, strict=True):
+        x = x.double()
+        assert torch.equal(x.isnan(), y.isnan())
+        assert torch.equal(torch.isposinf(x), torch.isposinf(y)) and torch.equal(torch.isneginf(x), torch.isneginf(y))
+        finite = torch.isfinite(y)
+        assert (x - y)[finite].abs().sum() <= part * y[finite].abs().sum()
+
+
 @pytest.mark.parametrize("tables", [False, True])
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
 def test_each_spec_of_the_library_over_many_tiles(path, tables):
@@ -248,6 +258,46 @@ def test_what_is_excluded_adds_nothing_even_where_it_is_not_finite(bad):
     close(got, want)
     assert torch.equal(got[0].isnan(), want[0].isnan())
     assert torch.isfinite(got[0][:, :, :20]).all() and not torch.isfinite(got[0][:, :, 20:, 3]).any()
+
+
+@pytest.mark.parametrize("weight", ["1.0", "-1.0", "0.0", "k - 2", "2 - k", "where(q > 9, gain, -gain)"])
+def test_a_weight_takes_its_sign_and_its_zero_to_what_is_not_finite(weight):
+    spec, run = program(f"attention gated(gain: float) {{ mask k <= q weight {weight} + 0.0 * gain }}")
+    q, k, v = qkv()
+    v[0, 0, 2, 0], v[0, 0, 3, 1], v[0, 0, 20, 0], v[0, 0, 30, 2] = torch.inf, -torch.inf, -torch.inf, torch.nan
+    same(run(q, k, v, gain=2.0), reference(spec, q, k, v, {"gain": 2.0}))
+
+
+def test_what_is_not_finite_stays_so_when_the_maximum_rises():
+    _, run = program("attention rises { score s + 12 * k }")  # by more than float32 can rescale
+    q, k, v = qkv()
+    v[0, 0, 1, 0] = torch.inf
+    assert torch.isposinf(run(q, k, v)[0][..., 0]).all()
+
+
+@pytest.mark.parametrize("sink", [torch.inf, -torch.inf])
+def test_a_sink_may_be_infinite(sink):
+    spec, run = program("attention sunk(sink: float) { mask k <= q softmax sink(sink) }")
+    q, k, v = qkv(keys=30)  # some rows see nothing
+    same(run(q, k, v, sink=sink), reference(spec, q, k, v, {"sink": sink}))
+
+
+@pytest.mark.parametrize("f", [0.0, -0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "softmax sink(1 / f)", "score s + 1 / f", "score s + n / f - f / 0.0", "mask k * (1 / f) >= 0",
+        "mask f / f > 0 or k < 2", "weight 1 / f", "score s + 2 / (f / f) / (f + f)",
+        "mask k <= q + floor(1 / (f * f + 1))",
+        "score where(k == 2, -1.0 / 0.0, s)", "score where(k == 2, 1 / (0 * f), s)", "scale 1 / (1 + 1 / f)",
+    ],
+)  # fmt: skip
+def test_floats_divide_as_ieee_has_it(body, dtype, f):
+    spec, run = program(f"attention divided(f: float, n: int) {{ {body} }}")
+    q, k, v = (x.to(dtype) for x in qkv())
+    params = {"f": f, "n": 0}
+    same(run(q, k, v, **params), reference(spec, q, k, v, params))
 
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "rows", "keys"])
