@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -241,7 +242,12 @@ class Attention:
         self._cache = self._cache or Cache()
         entry = pipeline.kernel(planned, self._cache, resources=False)
         file = next(name for name in entry.files if name.endswith(".py"))
-        return load_module(entry.path / file, entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}")
+        module = load_module(entry.path / file, entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}")
+        if planned.target.is_gpu and target != INTERPRETER:
+            from attncc.runtime.binaries import Binaries
+
+            Binaries(self._cache, sha256(entry.files[file]).hexdigest()).attach(module)
+        return module
 
 
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:

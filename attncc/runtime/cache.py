@@ -2,6 +2,7 @@
 
 Below <root>/v1:
     kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
+    binary/<digest>/     what Triton made of one of a source's kernels
     request/<digest>/    the listing that a request led to
     work/                what is being built; locks
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from attncc.runtime import keys, process, publish
 from attncc.runtime.room import evict, limit, occupied, refuse_unsafe, sweep
 
 LAYOUT = "v1"
-KINDS = ("kernel", "request")
+KINDS = ("kernel", "binary", "request")
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 
 Builder = Callable[[Path], None]
@@ -98,6 +101,7 @@ class Cache:
         self.root = Path(root) if root is not None else default_root()
         self._warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._note = note or (lambda text: None)
+        self._explain = note or partial(print, file=sys.stderr)  # asked for: said also where nobody listens
         self._warned = False
         self._limit = limit()
         refuse_unsafe(self.root)
@@ -132,7 +136,7 @@ class Cache:
         if found is not None:
             return found
         if os.environ.get("ATTNCC_EXPLAIN_MISS") == "1":
-            self._note("\n".join(self.explain_miss(key)))
+            self._explain("\n".join(self.explain_miss(key)))
         work = self._work_folder()
         if work is None:
             return self._build_aside(key, builder)

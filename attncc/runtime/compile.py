@@ -6,7 +6,7 @@ import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +67,10 @@ def load_module(source: Path) -> ModuleType:
     return module
 
 
-def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, aligned: bool = True) -> Any:
+def cross_compile(
+    kernel: Any, args: Sequence[Argument], plan: KernelPlan, aligned: bool = True,
+    compile: Callable[..., Any] = triton.compile,
+) -> Any:  # fmt: skip
     """Triton's CompiledKernel of `kernel` (a JITFunction) for `plan.target`; nothing is loaded or launched."""
     signature, constants, divisible = specialization(args, plan, aligned)
     source = ASTSource(kernel, signature, constants, hints(kernel.arg_names, divisible))
@@ -75,7 +78,7 @@ def cross_compile(kernel: Any, args: Sequence[Argument], plan: KernelPlan, align
     if plan.max_registers:
         options["maxnreg"] = plan.max_registers
     try:
-        return triton.compile(source, target=GPUTarget(*target(plan.target).gpu_target), options=options)
+        return compile(source, target=GPUTarget(*target(plan.target).gpu_target), options=options)
     except Exception as fault:
         where = f"tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps on {plan.target}"
         why = (str(fault).strip() or type(fault).__name__).splitlines()[-1]

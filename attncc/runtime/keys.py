@@ -1,7 +1,8 @@
 """What a cache entry is the answer to: keys as frozen data, written in one canonical form and hashed.
 
-Two kinds. A request is what a user typed (text, target, sizes, values) and answers with a listing; a kernel is what the
-planner made of it and answers with a source file. Two requests that lead to one plan share one kernel.
+A request is what a user typed (text, target, sizes, values) and answers with a listing; a kernel is what the planner
+made of it and answers with a source file; a binary is what Triton made of one kernel in it. Two requests that lead to
+one plan share one kernel.
 """
 
 from __future__ import annotations
@@ -61,7 +62,23 @@ class KernelKey:
     toolchain: Toolchain
 
 
-Key = Union[RequestKey, KernelKey]
+@dataclass(frozen=True)
+class BinaryKey:
+    """One compiled kernel. Pairs are of names and texts; `source` is the digest of the generated file's text."""
+
+    kind: ClassVar[str] = "binary"
+    source: str
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, str], ...]
+    attributes: tuple[tuple[str, str], ...]
+    target: str
+    options: tuple[tuple[str, str], ...]
+    triton: str
+    variables: tuple[tuple[str, str], ...]  # of the environment, that Triton compiles by
+
+
+Key = Union[RequestKey, KernelKey, BinaryKey]
 
 
 def plain(value: Any) -> Any:

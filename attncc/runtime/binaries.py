@@ -1,0 +1,95 @@
+"""What Triton compiles of a generated file, kept in the cache beside the source: a second process compiles nothing.
+
+Triton keeps binaries too, under a key for which it reads all of its own files, a third of a second in each process;
+ours names the version. Only the kernels of the file are concerned, each through its own object: nothing of Triton is
+changed for others, and where a person has turned on one of its ways to look into compilation, Triton does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler import CompiledKernel, make_backend
+from triton.runtime.jit import JITFunction
+
+from attncc.runtime.cache import Cache, Entry
+from attncc.runtime.keys import BinaryKey
+
+INSPECTIONS = (  # of Triton's switches: what asks to see, or to change, how a kernel is compiled
+    (knobs.compilation, ("override", "dump_ir", "always_compile", "use_ir_loc", "listener")),
+    (knobs.runtime, ("add_stages_inspection_hook",)),
+)
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Those of one generated file, `source` being the digest of its text."""
+
+    cache: Cache
+    source: str
+
+    def attach(self, module: ModuleType) -> None:
+        """From now on the kernels of the file, loaded as `module`, are compiled by `compile`."""
+        for kernel in vars(module).values():
+            if isinstance(kernel, JITFunction) and kernel.module == module.__name__:
+                kernel.device_caches.default_factory = self._bind(kernel, kernel.create_binder)
+
+    def _bind(self, kernel: Any, create: Callable[[], Any]) -> Callable[[], Any]:
+        """Triton asks for this once for each kernel and device, and sets by whom the kernel is compiled."""
+
+        def create_binder() -> Any:
+            made = create()
+            kernel.compile = self.compile
+            return made
+
+        return create_binder
+
+    def compile(self, src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+        """As `triton.compile` of an ASTSource for a target: from the cache, else compiled and kept there."""
+        if any(getattr(place, name, None) for place, names in INSPECTIONS for name in names):
+            return triton.compile(src, target=target, options=options, **more)
+        made: list[Any] = []
+
+        def build(folder: Path) -> None:
+            made.append(triton.compile(src, target=target, options=options, **more))
+            wanted = (".json", f".{make_backend(target).binary_ext}")
+            for name, path in made[0].metadata_group.items():
+                if name.endswith(wanted):
+                    (folder / name).write_bytes(Path(path).read_bytes())
+
+        entry = self.cache.get_or_build(self._key(src, target, options), build)
+        return made[0] if made else _load(src, entry) or triton.compile(src, target=target, options=options, **more)
+
+    def _key(self, src: Any, target: Any, options: Any) -> BinaryKey:
+        """The same for a launch and for a cross-compilation of the same kernel."""
+        whole = make_backend(target).parse_options(dict(options or {})).__dict__
+        attributes = {path: sorted(map(str, found)) for path, found in src.attrs.items() if found}
+        return BinaryKey(
+            source=self.source, kernel=src.name,
+            signature=tuple((n, str(src.signature[n]).replace(" ", "")) for n in src.fn.arg_names),
+            constants=tuple((_path(p), repr(value)) for p, value in sorted(src.constants.items())),
+            attributes=tuple((_path(p), " ".join(found)) for p, found in sorted(attributes.items())),
+            target=f"{target.backend} {target.arch} {target.warp_size}",
+            options=tuple((name, repr(value)) for name, value in sorted(whole.items())),
+            triton=triton.__version__, variables=tuple(sorted(get_cache_invalidating_env_vars().items())),
+        )  # fmt: skip
+
+
+def _path(place: tuple[int, ...]) -> str:
+    return ".".join(map(str, place))
+
+
+def _load(src: Any, entry: Entry) -> Any:
+    """Triton's own object around the kept files; None where they changed after they were compared."""
+    try:
+        kernel = CompiledKernel(src, {name: str(entry.path / name) for name in entry.files}, entry.digest)
+    except (OSError, ValueError, KeyError, StopIteration):
+        return None
+    return kernel if kernel.kernel in entry.files.values() else None
