@@ -31,9 +31,10 @@ from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_che
 from attncc.codegen.signature import Argument
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Visits
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
+STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
 # Of cells that several batch entries or heads share, by the axes that they have: how many owners there are, how many
 # members each has, and the batch entry and head of a member.
 SHARED_BY = {
@@ -59,6 +60,11 @@ class PassView:
     launch: tuple[str, ...]
     tile_q: int
     tile_k: int
+    warps: int
+    stages: int
+    max_registers: int
+    launch_options: str
+    tma: bool  # what streams by may come by descriptor
     kv: str
     align: str
     position_open: str
@@ -112,8 +118,7 @@ class BackwardView:
     collected: Collected
     helpers: frozenset[str]
     tallies: frozenset[str]
-    warps: int
-    stages: int
+    tma: bool  # of any kernel
     together: int
     check: DenseCheck
     check_helpers: list[str]
@@ -175,7 +180,7 @@ def backward_view(
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=frozenset({"table": "tally", "row_table": "tally_rows"}[s.kind] for s in make.sites
                           if s.kind in ("table", "row_table")),
-        warps=plan.warps, stages=plan.stages, together=plan.together,
+        tma=any(p.tma for p in passes), together=plan.together,
     )  # fmt: skip
 
 
@@ -190,7 +195,7 @@ class Builder:
         self._fresh = fresh
 
     def delta(self) -> PassView:
-        return self._view("delta", self.kernel["delta"], delta_arguments(self.plan), self.plan.tile_q, self.plan.tile_k)
+        return self._view(self.kernel["delta"], delta_arguments(self.plan), PassPlan(STATISTICS, self.plan.tile_k, 1, 8))
 
     def rows(self, visits: Visits) -> PassView:
         """dQ: a program for a tile of rows, K and V in the loop, and the parameters whose sums belong to rows."""
@@ -209,9 +214,9 @@ class Builder:
         return replace(view, members=members, member=member, programs=f"{owners} * {tiles}")
 
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
-        spec, plan = self.spec, self.plan
+        spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)
         tables = tables_of(visits)
-        args = pass_arguments(which, spec, replace(plan, tables=bool(tables)), self.names, mine)
+        args = pass_arguments(which, spec, replace(plan, tables=bool(tables)), own, self.names, mine)
         ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
         taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
 
@@ -235,11 +240,8 @@ class Builder:
         row_lines = lowering.take("row")
         if swapped:  # there, keys are what a program has, and rows come by
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
-        base = self._view(
-            which, kernel, args, plan.tile_k if swapped else plan.tile_q, plan.tile_q if swapped else plan.tile_k
-        )
         return replace(
-            base, scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
+            self._view(kernel, args, own), scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
@@ -258,7 +260,7 @@ class Builder:
         more = ("exponent = scale * LOG2E",) if folds else ()
         return (*lowering.take("program"), f"scale = {text}", *more), folds
 
-    def _view(self, which: str, kernel: str, args: Sequence[Argument], tile_q: int, tile_k: int) -> PassView:
+    def _view(self, kernel: str, args: Sequence[Argument], own: PassPlan) -> PassView:
         plan = self.plan
         k_parts = split(plan.head_dim, "d")
         v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
@@ -266,12 +268,23 @@ class Builder:
         return PassView(
             kernel=kernel, arguments=tuple(args), signature=launch.signature_lines(args),
             jit_options=launch.jit_options(args),
-            general=launch.general(args), launch=launch.launch_lines(args, self.names), tile_q=tile_q, tile_k=tile_k,
-            kv="pointer", align=self.spec.align, position_open="(" if wide else "",
+            general=launch.general(args), launch=launch.launch_lines(args, self.names),
+            tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
+            max_registers=own.max_registers, launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
+            tma=own.loads == "descriptor", kv="pointer", align=self.spec.align, position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
             d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
             dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         )  # fmt: skip
+
+
+def pass_plan(plan: KernelPlan, which: str) -> PassPlan:
+    """Of one kernel. A kernel of cells has the tiles of dQ's, and addresses of its own."""
+    if which == "dkdv":
+        assert plan.dkdv is not None
+        return plan.dkdv
+    own = PassPlan(plan.tile_q, plan.tile_k, plan.stages, plan.warps, plan.loads, plan.max_registers)
+    return own if which == "dq" else replace(own, loads="pointer")
 
 
 def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, ...]:
@@ -307,13 +320,19 @@ def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
 
 def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
     """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
-    stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
+    dq, dkdv = (_pass_text(pass_plan(plan, which)) for which in ("dq", "dkdv"))
     made, checked = f"attncc build {spec.name}.attn --target {plan.target}", backward_file_name(spec.name, plan)
     return (
         *comment(text),
-        f"# backward · {plan.algorithm} · dQ in tiles of {plan.tile_q} × {plan.tile_k}, dK and dV of {plan.tile_k} × "
-        f"{plan.tile_q} · {stages} · {plan.warps} warps · deterministic",
+        f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",
+        f"# dK and dV: {dkdv}",
         f"# {compiled_to(plan, resources)}",
         "# Scores are worked out again from lse, in each direction. A row that sees nothing: zero gradients.",
         f"# made by: {made}     checked by: python {checked}",
     )  # fmt: skip
+
+
+def _pass_text(own: PassPlan) -> str:
+    means = "TMA" if own.loads == "descriptor" else "pointers"
+    stages = f"{own.stages} stage{'s' if own.stages > 1 else ''}"
+    return f"tile {own.tile_q} × {own.tile_k} · {stages} · {own.warps} warps · by {means}"

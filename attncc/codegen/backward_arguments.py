@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attncc.codegen.backward_sites import Site
+from attncc.codegen.parts import split
 from attncc.codegen.signature import POINTEES, Argument, arguments
-from attncc.ir import AttentionSpec, KernelPlan
+from attncc.ir import AttentionSpec, KernelPlan, PassPlan
 
 OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v")}
+STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out")}
 
 
 def delta_arguments(plan: KernelPlan) -> tuple[Argument, ...]:
-    """Of the kernel that sums do * out over a row. `D_lse` may be None, which is a constant then."""
+    """Of the kernel before the others, over rows. `D_lse` may be None, which is a constant then."""
     pointer = "*" + POINTEES[plan.dtype]
     made = [
         Argument("Out", pointer, "pointer", "call", "out"), Argument("D_out", pointer, "pointer", "call", "d_out"),
         Argument("D_lse", "*fp32", "pointer", "output", "d_lse"),
-        Argument("Delta", "*fp32", "pointer", "output", "delta"),
+        *(Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse", "Lse_2", "Delta")),
         *_strides("o", "out"), *_strides("g", "d_out"),
     ]  # fmt: skip
     made += [Argument(name, "i32", "scalar", "call", name) for name in ("q_len", "h_len")]
@@ -26,14 +28,16 @@ def delta_arguments(plan: KernelPlan) -> tuple[Argument, ...]:
 
 
 def pass_arguments(
-    kernel: str, spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str], sites: Sequence[Site]
+    kernel: str, spec: AttentionSpec, plan: KernelPlan, own: PassPlan, names: Mapping[str, str], sites: Sequence[Site]
 ) -> tuple[Argument, ...]:
     """Of `dq`, `dkdv`, or the kernel of one site that is summed apart: the forward's, and what comes back."""
     base = arguments(spec, replace(plan, loads="pointer"), names)
     pointer = "*" + POINTEES[plan.dtype]
     inputs = [a for a in base if a.name in ("Q", "K", "V")]
     inputs.append(Argument("D_out", pointer, "pointer", "call", "d_out"))
-    inputs += [Argument(n, "*fp32", "pointer", "output", v) for n, v in (("Lse", "lse"), ("Delta", "delta"))]
+    inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse_2", "Delta")]
+    if own.loads == "descriptor":
+        inputs += _descriptors(kernel, plan, own)
     outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in OUTPUTS.get(kernel, ())]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]
     strides = [a for a in base if a.owner == "call" and "stride" in a.kind]
@@ -44,6 +48,22 @@ def pass_arguments(
     if any(s.kind == "table" for s in sites):
         cells += [Argument(name, "i32", "scalar", "gradient", name) for name in ("slots", "slots_before")]
     return (*inputs, *outputs, *pointers, *strides, *_strides("g", "d_out"), *rest[:-2], *cells, *rest[-2:])
+
+
+def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan) -> list[Argument]:
+    """Of the tensors that stream by; None, a constant, for those that TMA cannot address."""
+    rows, made = own.tile_k if kernel == "dq" else own.tile_q, []
+    for name, size in zip(STREAMED[kernel], (plan.head_dim, plan.head_dim_v), strict=True):
+        for part in split(size, ""):
+            kind = f"tensordesc<{POINTEES[plan.dtype]}[1,1,{rows},{part.size}]>"
+            value = f"descriptor({name}, {rows}, {part.size}) if by_tma else None"
+            made.append(Argument(f"{name.capitalize()}_tiles{part.tag}", kind, "descriptor", "call", value))
+    if kernel == "dkdv":
+        for name in ("lse_2", "delta"):
+            value = f"descriptor({name}, {rows}) if by_tma else None"
+            kind = f"tensordesc<fp32[1,1,{rows}]>"
+            made.append(Argument(f"{name.capitalize()}_tiles", kind, "descriptor", "call", value))
+    return made
 
 
 def tabled(site: Site) -> bool:

@@ -18,7 +18,7 @@ from attncc.ir.expr import (
     tensors,
     walk,
 )  # fmt: skip
-from attncc.ir.plan import KernelPlan, Shape, pieces
+from attncc.ir.plan import KernelPlan, PassPlan, Shape, pieces
 from attncc.ir.spec import (
     BUILTINS,
     CALL_AXES,
@@ -49,6 +49,7 @@ __all__ = [
     "Layout",
     "Op",
     "Param",
+    "PassPlan",
     "Precision",
     "Read",
     "Schedule",

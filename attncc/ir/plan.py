@@ -21,6 +21,18 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class PassPlan:
+    """The tiles of one of several kernels, and how it is launched; what the fields of KernelPlan say holds here."""
+
+    tile_q: int
+    tile_k: int
+    stages: int
+    warps: int
+    loads: str = "pointer"  # of what streams by
+    max_registers: int = 0
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """Every choice that changes generated code. Equal plans of one spec give the same bytes."""
 
@@ -50,7 +62,8 @@ class KernelPlan:
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
-    direction: str = "forward"  # forward | backward: there dQ has tiles of tile_q x tile_k, dK and dV swapped ones
+    direction: str = "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
+    dkdv: PassPlan | None = None  # and these those of dK and dV
 
 
 @cache

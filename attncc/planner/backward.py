@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, Shape
+from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape
 from attncc.planner import shared_memory
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import MAX_HEAD_DIM, violations
@@ -85,6 +85,7 @@ def _plan(spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule,
         dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, int_bits=int_bits,
         pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
         gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), direction="backward",
+        dkdv=PassPlan(tile_q=schedule.inner, tile_k=schedule.outer, stages=schedule.stages, warps=schedule.warps),
     )  # fmt: skip
     known = made.dtype in shared_memory.ELEMENT_BYTES
     return replace(made, shared_bytes=fa2_backward(made, target)) if known else made

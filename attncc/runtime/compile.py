@@ -87,15 +87,16 @@ def cross_compile(
 
 def specialization(
     args: Sequence[Argument], plan: KernelPlan, aligned: bool
-) -> tuple[dict[str, str], dict[str, int], frozenset[str]]:
+) -> tuple[dict[str, str], dict[str, int | None], frozenset[str]]:
     """What a launch would make of the arguments: types by name, values of constants, names of multiples of 16.
 
     Aligned: last strides are 1, which Triton bakes in, and all addresses and other strides of the call are multiples.
     What the launcher allocates is aligned in any case, and parameters are taken to be contiguous.
     """
     tiles = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
-    constants = {a.name: tiles[a.name] for a in args if a.kind == "constexpr"}
+    constants: dict[str, int | None] = {a.name: tiles[a.name] for a in args if a.kind == "constexpr"}
     constants |= {a.name: 1 for a in args if a.kind == "last_stride" and (aligned or a.owner == "parameter")}
+    constants |= {a.name: None for a in args if a.kind == "descriptor" and not aligned}
     signature = {a.name: "constexpr" if a.name in constants else a.type for a in args}
     if not aligned:
         signature |= {a.name: "i32" for a in args if a.kind == "last_stride" and a.name not in constants}  # undeclared

@@ -18,7 +18,10 @@ def compile_backward(
     found = []
     for part in backward_view(spec, visits_q, visits_k, plan, ()).passes:
         name = part.kernel + ("" if aligned else "_any_stride")
-        own = replace(plan, tile_q=part.tile_q, tile_k=part.tile_k)
+        own = replace(
+            plan, tile_q=part.tile_q, tile_k=part.tile_k, stages=part.stages, warps=part.warps,
+            max_registers=part.max_registers,
+        )  # fmt: skip
         compiled = cross_compile(getattr(module, name), part.arguments, own, aligned)
         found.append(measure(compiled, name, own, aligned))
     return tuple(found)

@@ -63,6 +63,7 @@ def table(name: str, params: str, index: str, make: Make, **more: int) -> Case:
 QUICK = [
     Case("causal", CAUSAL),
     Case("causal_long_rows", CAUSAL, q_len=70, k_len=41, with_lse=False),
+    Case("by_tma", CAUSAL, q_len=70, k_len=41, head_dim=48, loads="descriptor", heads=4, kv_heads=2),
     Case("alibi", "attention alibi(slopes: f32[h] grad) { score s - slopes[h] * (q - k) mask k <= q }",
          draw(slopes=(4,)), heads=4, kv_heads=2),
     Case("softcap", "attention softcap(cap: float grad = 0.7) { score cap * tanh(s / cap) mask k <= q }",

@@ -16,7 +16,7 @@ from attncc import frontend
 from attncc.analysis import kernel_visits
 from attncc.codegen import parameter_names
 from attncc.codegen.backward import render_backward
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, PassPlan
 from attncc.runtime.loader import load_module
 from tests.backward.dense import attention, leaves
 
@@ -40,6 +40,7 @@ class Case:
     tiles: tuple[int, int] = (32, 16)
     with_lse: bool = True
     int_bits: int = 32
+    loads: str = "pointer"
     strided: bool = False
     poisoned: int = 0  # keys at the end that no row sees, with this in k and v
     poison: float = math.nan
@@ -47,10 +48,11 @@ class Case:
 
 def module_of(case: Case, folder: Path) -> Any:
     spec = frontend.parse(case.text, case.name).spec.bind({})
+    outer, inner = case.tiles
     plan = KernelPlan(
-        target="sm_90", algorithm="fa2", loop="q_outer", tile_q=case.tiles[0], tile_k=case.tiles[1], stages=1, warps=4,
+        target="sm_90", algorithm="fa2", loop="q_outer", tile_q=outer, tile_k=inner, stages=1, warps=4,
         head_dim=case.head_dim, head_dim_v=case.head_dim_v, dtype="f32", int_bits=case.int_bits,
-        direction="backward",
+        direction="backward", loads=case.loads, dkdv=PassPlan(inner, outer, 1, 4, case.loads),
     )  # fmt: skip
     path = folder / f"{case.name}.py"
     path.write_text(render_backward(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, case.text))
