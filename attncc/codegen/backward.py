@@ -195,7 +195,9 @@ class Builder:
         self._fresh = fresh
 
     def delta(self) -> PassView:
-        return self._view(self.kernel["delta"], delta_arguments(self.plan), PassPlan(STATISTICS, self.plan.tile_k, 1, 8))
+        return self._view(
+            self.kernel["delta"], delta_arguments(self.plan), PassPlan(STATISTICS, self.plan.tile_k, 1, 8)
+        )
 
     def rows(self, visits: Visits) -> PassView:
         """dQ: a program for a tile of rows, K and V in the loop, and the parameters whose sums belong to rows."""
@@ -241,7 +243,8 @@ class Builder:
         if swapped:  # there, keys are what a program has, and rows come by
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
         return replace(
-            self._view(kernel, args, own), scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
+            self._view(kernel, args, own),
+            scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
@@ -270,7 +273,8 @@ class Builder:
             jit_options=launch.jit_options(args),
             general=launch.general(args), launch=launch.launch_lines(args, self.names),
             tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
-            max_registers=own.max_registers, launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
+            max_registers=own.max_registers,
+            launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
             tma=own.loads == "descriptor", kv="pointer", align=self.spec.align, position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
             d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
@@ -280,11 +284,7 @@ class Builder:
 
 def pass_plan(plan: KernelPlan, which: str) -> PassPlan:
     """Of one kernel. A kernel of cells has the tiles of dQ's, and addresses of its own."""
-    if which == "dkdv":
-        assert plan.dkdv is not None
-        return plan.dkdv
-    own = PassPlan(plan.tile_q, plan.tile_k, plan.stages, plan.warps, plan.loads, plan.max_registers)
-    return own if which == "dq" else replace(own, loads="pointer")
+    return replace(plan.passes["dq"], loads="pointer") if which == "cells" else plan.passes[which]
 
 
 def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, ...]:

@@ -62,8 +62,16 @@ class KernelPlan:
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
-    direction: str = "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
+    direction: str = (
+        "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
+    )
     dkdv: PassPlan | None = None  # and these those of dK and dV
+
+    @property
+    def passes(self) -> dict[str, PassPlan]:
+        """By name, the kernels of the backward pass that walk over tiles."""
+        dq = PassPlan(self.tile_q, self.tile_k, self.stages, self.warps, self.loads, self.max_registers)
+        return {"dq": dq} if self.dkdv is None else {"dq": dq, "dkdv": self.dkdv}
 
 
 @cache

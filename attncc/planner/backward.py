@@ -1,8 +1,8 @@
-"""The plan of the backward pass: a short list of schedules for each matrix unit, and the shared memory that they take.
+"""The plan of the backward pass: for each of its kernels a short list of schedules for each matrix unit.
 
-Two kernels share a plan. That of dQ keeps tile_q rows of Q and d_out and streams tile_k keys; that of dK and dV keeps
-tile_q keys of K and V and streams tile_k rows: the first size is the outer one in both. Shared memory was read off
-what Triton 3.7.1 allocates; the estimate is never below it, and tests/compile/test_backward.py compares them.
+The kernel of dQ keeps tile_q rows of Q and d_out and streams tile_k keys; that of dK and dV keeps tile_k keys of K and
+V and streams tile_q rows. Shared memory was read off what Triton 3.7.1 allocates; the estimate is never below it, and
+tests/compile/test_backward.py compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape
-from attncc.planner import shared_memory
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import MAX_HEAD_DIM, violations
 from attncc.planner.operands import WORD, operands
-from attncc.planner.shared_memory import matrix_unit, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """For heads of up to `head_dim` columns."""
+    """For heads of up to `head_dim` columns: the sides that a program keeps and that streams by, in rows or keys."""
 
     head_dim: int
     outer: int
@@ -32,7 +31,7 @@ class Schedule:
 
 # The widest that do not spill for causal attention, but for a few words at the edge of a loop. tcgen05 keeps sums in a
 # memory of its own, which costs registers as soon as the loop is pipelined; mfma has no asynchronous copies.
-SCHEDULES = {
+BY_POINTER = {
     "wgmma": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 32, 8, 3), Schedule(192, 64, 32, 8, 2),
               Schedule(512, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
     "tcgen05": (Schedule(64, 128, 64, 8, 1), Schedule(128, 128, 32, 8, 1), Schedule(512, 64, 16, 8, 1)),
@@ -43,27 +42,52 @@ SCHEDULES = {
              Schedule(512, 32, 16, 8, 1), Schedule(512, 16, 16, 4, 1)),
     "fma": (Schedule(64, 32, 32, 8, 1), Schedule(512, 16, 16, 8, 1)),
 }  # fmt: skip
+# For wgmma, with what streams by brought by TMA: no addresses in registers, so that tiles are wider.
+BY_DESCRIPTOR = {
+    "dq": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 32, 8, 3),
+           Schedule(256, 64, 64, 8, 2), Schedule(512, 64, 32, 8, 1), Schedule(512, 64, 16, 8, 1)),
+    "dkdv": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 32, 8, 2),
+             Schedule(256, 64, 32, 8, 2), Schedule(512, 64, 16, 8, 1)),
+}  # fmt: skip
 
 
 def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> KernelPlan:
-    """The first schedule that fits `target`; PlanError where none does.
+    """For each kernel the first schedule that fits `target`; PlanError where none does.
 
     It depends on the head sizes and the dtype alone. What a spec's schedule pins is about the forward pass.
     """
-    reasons = []
-    width = max(padded(shape.head_dim), padded(shape.head_dim_v))
-    fitting = [s for s in _schedules(spec, shape, target) if width <= s.head_dim]
+    reasons: list[str] = []
+    plan = replace(_base(spec, shape, int_bits), target=target.name)
+    for which in ("dq", "dkdv"):
+        found = _first(spec, plan, target, which, reasons)
+        if found is None:
+            sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
+            why = "; ".join(reasons) or f"head sizes up to {MAX_HEAD_DIM} are planned"
+            raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
+        plan = found
+    return replace(plan, shared_bytes=fa2_backward(plan, target))
+
+
+def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, reasons: list[str]) -> KernelPlan | None:
+    """`plan` with the first schedule of one kernel that fits; why others did not goes to `reasons`."""
+    width = max(padded(plan.head_dim), padded(plan.head_dim_v))
+    loads, schedules = _schedules(plan, target, which)
+    fitting = [s for s in schedules if width <= s.head_dim]
     most = _pairs_of_a_thread(spec)
     fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
-    candidates = [_plan(spec, shape, target, s, int_bits) for s in fitting]
-    for plan in candidates:
-        faults = violations(plan, target)
+    for s in fitting:
+        made = _with(plan, s, which, loads)
+        faults = violations(made, target)
         if not faults:
-            return plan
-        reasons.append(f"tile {plan.tile_q} x {plan.tile_k}: " + "; ".join(v.sentence for v in faults))
-    sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
-    why = "; ".join(reasons) or f"head sizes up to {MAX_HEAD_DIM} are planned"
-    raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
+            return made
+        reasons.append(f"tile {s.outer} x {s.inner}: " + "; ".join(v.sentence for v in faults))
+    return None
+
+
+def _with(plan: KernelPlan, s: Schedule, which: str, loads: str) -> KernelPlan:
+    if which == "dkdv":
+        return replace(plan, dkdv=PassPlan(s.inner, s.outer, s.stages, s.warps, loads))
+    return replace(plan, tile_q=s.outer, tile_k=s.inner, stages=s.stages, warps=s.warps, loads=loads)
 
 
 def _pairs_of_a_thread(spec: AttentionSpec) -> int:
@@ -72,20 +96,22 @@ def _pairs_of_a_thread(spec: AttentionSpec) -> int:
     return 4 if read.pair or read.bits else 8 if read.gather else 64
 
 
-def _schedules(spec: AttentionSpec, shape: Shape, target: Target) -> tuple[Schedule, ...]:
-    widest = _plan(spec, shape, target, Schedule(0, 128, 64, 8, 1), 32)
-    return SCHEDULES[matrix_unit(widest, target)]
+def _schedules(plan: KernelPlan, target: Target, which: str) -> tuple[str, tuple[Schedule, ...]]:
+    """How tiles come, and the list. TMA asks for rows of whole 16 bytes; wgmma reads float32 one way round only."""
+    unit = matrix_unit(replace(plan, tile_q=128, warps=8), target)
+    size = ELEMENT_BYTES.get(plan.dtype, 4)
+    rows = all(d * size % 16 == 0 for d in (plan.head_dim, plan.head_dim_v))
+    if unit == "wgmma" and target.caps.has_tma and rows and size == 2:
+        return "descriptor", BY_DESCRIPTOR[which]
+    return "pointer", BY_POINTER[unit]
 
 
-def _plan(spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, int_bits: int) -> KernelPlan:
+def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
+    """Everything but the schedules."""
     read = operands(spec)
-    made = KernelPlan(
-        target=target.name, algorithm="fa2", loop="q_outer", tile_q=schedule.outer, tile_k=schedule.inner,
-        stages=schedule.stages, warps=schedule.warps, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v,
-        dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, int_bits=int_bits,
-        pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
+    return KernelPlan(
+        target="", algorithm="fa2", loop="q_outer", tile_q=0, tile_k=0, stages=0, warps=0, head_dim=shape.head_dim,
+        head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
+        int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
         gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), direction="backward",
-        dkdv=PassPlan(tile_q=schedule.inner, tile_k=schedule.outer, stages=schedule.stages, warps=schedule.warps),
     )  # fmt: skip
-    known = made.dtype in shared_memory.ELEMENT_BYTES
-    return replace(made, shared_bytes=fa2_backward(made, target)) if known else made

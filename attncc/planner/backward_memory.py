@@ -1,12 +1,14 @@
 """Shared memory of the backward pass's kernels, in bytes a block: no less than Triton 3.7.1 allocates.
 
-Both kernels keep two tiles of the outer side and stream two of the inner one; some matrix units send p and ds from one
-product to the next through shared memory. `tile_q` is the outer size in both, `tile_k` the inner one.
+Each kernel keeps two tiles of its outer side, rows for dQ and keys for dK and dV, and streams two of the inner one;
+some matrix units send p and ds from one product to the next through shared memory.
 """
 
 from __future__ import annotations
 
-from attncc.ir import KernelPlan, pieces
+from dataclasses import replace
+
+from attncc.ir import KernelPlan, PassPlan, pieces
 from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WORD, matrix_unit, padded
 from attncc.targets import Target
 
@@ -15,25 +17,43 @@ TILES = {"tcgen05": 4}  # of p, ds and sums that pass through shared memory in a
 
 
 def fa2_backward(plan: KernelPlan, target: Target) -> int:
-    """Of the kernel that takes more; 0 on a CPU."""
+    """Of the kernel that takes most; 0 on a CPU."""
+    return max(fa2_pass(plan, which, target) for which in plan.passes)
+
+
+def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
+    """Of one kernel, `dq` or `dkdv`."""
     if not target.is_gpu:
         return 0
-    size, outer, inner = ELEMENT_BYTES[plan.dtype], plan.tile_q, plan.tile_k
+    own = plan.passes[which]
+    outer, inner = sides(own, which)
+    size, stages = ELEMENT_BYTES[plan.dtype], own.stages
     columns = padded(plan.head_dim) + padded(plan.head_dim_v)
     kept, streamed, weights = outer * columns * size, inner * columns * size, outer * inner * size
-    ahead = max(plan.stages - 1, 1)
-    pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * plan.stages
-    beside = pair + outer * inner * plan.gather_bytes * 2 + plan.stages * inner * plan.key_bytes
+    ahead = max(stages - 1, 1)
+    pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * stages
+    beside = pair + outer * inner * plan.gather_bytes * 2 + stages * inner * plan.key_bytes
     beside += ALIGNMENT if beside else 0
-    rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if plan.stages > 1 else 0
-    unit = matrix_unit(plan, target)
+    rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if stages > 1 else 0
+    unit = pass_unit(plan, which, target)
     if unit == "mfma":  # what is kept is in registers, and passed through shared memory piece by piece
         piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
         passed = max(outer, inner) * piece * size
-        return max(passed, (plan.stages - 1) * streamed + weights + rows) + beside
+        return max(passed, (stages - 1) * streamed + weights + rows) + beside
     if unit == "wgmma":
-        return kept + plan.stages * streamed + rows + beside
+        return kept + stages * streamed + rows + beside
     if unit == "tcgen05":
-        passed = TILES[unit] * weights if plan.stages > 1 else 0
-        return kept + plan.stages * streamed + passed + BARRIERS + rows + beside
+        passed = TILES[unit] * weights if stages > 1 else 0
+        return kept + stages * streamed + passed + BARRIERS + rows + beside
     return kept + ahead * streamed + weights + rows + beside
+
+
+def sides(own: PassPlan, which: str) -> tuple[int, int]:
+    """The tile that a program keeps, and the one that streams by."""
+    return (own.tile_q, own.tile_k) if which == "dq" else (own.tile_k, own.tile_q)
+
+
+def pass_unit(plan: KernelPlan, which: str, target: Target) -> str:
+    """What multiplies in one kernel."""
+    own = plan.passes[which]
+    return matrix_unit(replace(plan, tile_q=sides(own, which)[0], warps=own.warps), target)

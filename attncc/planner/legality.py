@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, PassPlan
 from attncc.planner import registers, shared_memory
-from attncc.planner.backward_memory import fa2_backward
+from attncc.planner.backward_memory import fa2_pass
 from attncc.targets import Target
 
 MAX_HEAD_DIM = 512
@@ -38,6 +39,9 @@ class Violation:
 def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
     """Every limit of `target` that `plan` breaks, none for a plan that fits."""
     found = _choices(plan, target) + _sizes(plan)
+    if plan.dkdv is not None:
+        keys = replace(plan, **{f.name: getattr(plan.dkdv, f.name) for f in fields(plan.dkdv)})
+        found += [v for v in _choices(keys, target) + _sizes(keys) if v not in found]
     if found or not target.is_gpu:
         return tuple(found)  # the estimates below are of well-formed plans
     return tuple(_resources(plan, target))
@@ -93,20 +97,26 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
     return found
 
 
-def _shared_bytes(plan: KernelPlan, target: Target) -> int:
-    return (fa2_backward if plan.direction == "backward" else shared_memory.fa2_forward)(plan, target)
+def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | PassPlan, int, int]]:
+    """Each kernel, its bytes of shared memory, and the registers of a thread that it cannot do without."""
+    if plan.direction == "forward":
+        yield plan, shared_memory.fa2_forward(plan, target), registers.accumulators(plan, target)
+        return
+    for which, own in plan.passes.items():
+        yield own, fa2_pass(plan, which, target), registers.backward_accumulators(plan, which, target)
 
 
 def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
     found = []
-    for limit, value, allowed, what in (
-        ("threads", plan.warps * target.warp_size, target.threads_block, "threads a block"),
-        ("shared_bytes", _shared_bytes(plan, target), target.shared_bytes, "bytes of shared memory"),
-        ("registers", registers.accumulators(plan, target), registers.limit(plan, target), "registers a thread"),
-    ):
-        if value > allowed:
-            sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"
-            found.append(Violation(limit, value, allowed, sentence))
+    for own, shared, accumulators in _needs(plan, target):
+        for limit, value, allowed, what in (
+            ("threads", own.warps * target.warp_size, target.threads_block, "threads a block"),
+            ("shared_bytes", shared, target.shared_bytes, "bytes of shared memory"),
+            ("registers", accumulators, registers.limit(own, target), "registers a thread"),
+        ):
+            if value > allowed:
+                sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"
+                found.append(Violation(limit, value, allowed, sentence))
     if _fails_to_compile(plan, target):
         sentence = (
             f"stages is {plan.stages}: on {target.name} this Triton compiles masks of bools for each pair with 1 only"

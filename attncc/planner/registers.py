@@ -9,7 +9,8 @@ to what Triton 3.7.1 reported for the causal kernel at 30 to 50 tiles and head s
 
 from __future__ import annotations
 
-from attncc.ir import KernelPlan
+from attncc.ir import KernelPlan, PassPlan
+from attncc.planner.backward_memory import sides
 from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
@@ -26,16 +27,23 @@ MARGIN = {"mma": 15, "wgmma": 15, "tcgen05": 15, "mfma": 45, "fma": 15}  # by wh
 FMA_OUTPUTS, FMA_PRODUCTS = 8, 768
 
 
-def limit(plan: KernelPlan, target: Target) -> int:
+def limit(plan: KernelPlan | PassPlan, target: Target) -> int:
     """Registers that a thread can have: by the plan's own cap, and so that one block finds room on an SM."""
     own = plan.max_registers or target.registers_thread
     return min(own, target.registers_thread, target.registers_sm // (plan.warps * target.warp_size))
 
 
 def accumulators(plan: KernelPlan, target: Target) -> int:
-    """Registers of a thread for the sums and the scores alone: with fewer no compiler can do. Backward: dK and dV."""
-    columns = padded(plan.head_dim_v) + (padded(plan.head_dim) if plan.direction == "backward" else 0)
-    return plan.tile_q * (columns + plan.tile_k) // (plan.warps * target.warp_size)
+    """Registers of a thread for the sums and the scores alone: with fewer no compiler can do."""
+    return plan.tile_q * (padded(plan.head_dim_v) + plan.tile_k) // (plan.warps * target.warp_size)
+
+
+def backward_accumulators(plan: KernelPlan, which: str, target: Target) -> int:
+    """The same of one kernel of the backward pass: dQ, or dK and dV, and p."""
+    own = plan.passes[which]
+    outer, inner = sides(own, which)
+    columns = padded(plan.head_dim) + (padded(plan.head_dim_v) if which == "dkdv" else 0)
+    return outer * (columns + inner) // (own.warps * target.warp_size)
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
