@@ -14,6 +14,7 @@ from typing import Any
 
 from attncc.analysis import nonnegative
 from attncc.analysis.derivative import ZERO, derivative, multiply
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
 from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
 from attncc.codegen.backward_collect import Collected, collected
@@ -77,7 +78,8 @@ class PassView:
     dot_options: str
     scale_lines: tuple[str, ...] = ()
     scale_first: bool = True
-    unit: str = ""
+    weighing: tuple[str, ...] = ()
+    statistics: bool = True  # of rows: their lse and delta
     program_lines: tuple[str, ...] = ()
     row_lines: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
@@ -110,6 +112,7 @@ class BackwardView:
     docstring: str
     arguments: str
     free_axes: tuple[tuple[str, str], ...]
+    statistics: bool
     delta: PassView
     dkdv: PassView
     dq: PassView
@@ -157,12 +160,17 @@ def backward_view(
     dkdv = make.keys(visits_k)
     dq = make.rows(visits_q)
     cells = tuple(make.cells(s) for s in make.sites if s.apart)
-    passes = (delta, dkdv, dq, *cells)
+    statistics = normaliser(spec).has_lse
+    passes = (*((delta,) if statistics else ()), dkdv, dq, *cells)
     d, dv = plan.head_dim, plan.head_dim_v
     docstring = (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}], out and d_out [B, H, Q, {dv}] in {plan.dtype},\n"
-        "    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.\n\n"
-        "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
+        + (
+            "    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.\n\n"
+            if statistics
+            else "    any strides; there is no lse.\n\n"
+        )
+        + "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
     )
     found, check = collected(spec, make.sites, make.names), dense_check(prepared(spec), make.names)
     learned = [name for name, _, _ in found.gradients]
@@ -171,7 +179,7 @@ def backward_view(
     return BackwardView(
         banner=banner, docstring=docstring, arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
-        delta=delta, dkdv=dkdv, dq=dq, cells=cells, passes=passes,
+        statistics=statistics, delta=delta, dkdv=dkdv, dq=dq, cells=cells, passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
         check_arguments=call_arguments(spec, make.names), checked=", ".join(checked), elsewhere=elsewhere(plan.target),
@@ -228,7 +236,7 @@ class Builder:
 
         lowering = lower()
         scale, folds = self._scale(lowering)
-        found = pairs(lowering, mine)
+        found = pairs(lowering, mine, "exponent" if folds else "LOG2E")
         sums = _begin(lowering, mine, which), _end(lowering, mine)
         key_lines = lowering.take("key")
         pair_lines = (*found.lines, *lowering.take("pair"))
@@ -244,7 +252,7 @@ class Builder:
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
         return replace(
             self._view(kernel, args, own),
-            scale_lines=scale, scale_first=not folds, unit="exponent" if folds else "LOG2E",
+            scale_lines=scale, scale_first=not folds, weighing=found.weighing, statistics=normaliser(spec).has_lse,
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
@@ -259,7 +267,7 @@ class Builder:
         scale: Expr = Const(self.plan.head_dim**-0.5) if given is None else given
         scale = Op("float", (scale,), "float") if scale.type == "int" else scale
         text = lowering.text(scale, TERM)
-        folds = not self.spec.scores and isinstance(scale, Const) and scale.value > 0
+        folds = normaliser(self.spec).has_lse and not self.spec.scores and isinstance(scale, Const) and scale.value > 0
         more = ("exponent = scale * LOG2E",) if folds else ()
         return (*lowering.take("program"), f"scale = {text}", *more), folds
 
@@ -327,7 +335,8 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
         f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",
         f"# dK and dV: {dkdv}",
         f"# {compiled_to(plan, resources)}",
-        "# Scores are worked out again from lse, in each direction. A row that sees nothing: zero gradients.",
+        f"# Weights are worked out again{' from lse' if normaliser(spec).has_lse else ''}, in each direction.",
+        "# A row that sees nothing: zero gradients.",
         f"# made by: {made}     checked by: python {checked}",
     )  # fmt: skip
 

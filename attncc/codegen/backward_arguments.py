@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.parts import split
 from attncc.codegen.signature import POINTEES, Argument, arguments
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan
 
 OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v")}
+STATISTICS = ("Lse_2", "Delta")  # of rows
 STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out")}
 
 
@@ -35,9 +37,10 @@ def pass_arguments(
     pointer = "*" + POINTEES[plan.dtype]
     inputs = [a for a in base if a.name in ("Q", "K", "V")]
     inputs.append(Argument("D_out", pointer, "pointer", "call", "d_out"))
-    inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse_2", "Delta")]
+    if normaliser(spec).has_lse:
+        inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in STATISTICS]
     if own.loads == "descriptor":
-        inputs += _descriptors(kernel, plan, own)
+        inputs += _descriptors(kernel, plan, own, STATISTICS if normaliser(spec).has_lse else ())
     outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in OUTPUTS.get(kernel, ())]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]
     strides = [a for a in base if a.owner == "call" and "stride" in a.kind]
@@ -50,7 +53,7 @@ def pass_arguments(
     return (*inputs, *outputs, *pointers, *strides, *_strides("g", "d_out"), *rest[:-2], *cells, *rest[-2:])
 
 
-def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan) -> list[Argument]:
+def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Sequence[str]) -> list[Argument]:
     """Of the tensors that stream by; None, a constant, for those that TMA cannot address."""
     rows, made = own.tile_k if kernel == "dq" else own.tile_q, []
     for name, size in zip(STREAMED[kernel], (plan.head_dim, plan.head_dim_v), strict=True):
@@ -59,10 +62,10 @@ def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan) -> list[Argument]
             value = f"descriptor({name}, {rows}, {part.size}) if by_tma else None"
             made.append(Argument(f"{name.capitalize()}_tiles{part.tag}", kind, "descriptor", "call", value))
     if kernel == "dkdv":
-        for name in ("lse_2", "delta"):
-            value = f"descriptor({name}, {rows}) if by_tma else None"
+        for name in statistics:
+            value = f"descriptor({name.lower()}, {rows}) if by_tma else None"
             kind = f"tensordesc<fp32[1,1,{rows}]>"
-            made.append(Argument(f"{name.capitalize()}_tiles", kind, "descriptor", "call", value))
+            made.append(Argument(f"{name}_tiles", kind, "descriptor", "call", value))
     return made
 
 

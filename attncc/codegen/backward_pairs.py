@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
+from attncc.analysis.normaliser import Normaliser, normaliser
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.lower import Lowering, score_text
 from attncc.codegen.printer import BIT_AND, TERM
@@ -31,6 +32,7 @@ class Pairs:
     scores: tuple[str, ...]
     score: str  # the name of the last
     weight: str
+    weighing: tuple[str, ...]  # from the masked score to p
     chain: tuple[str, ...]  # from dp to ds by the scaled score
     product: bool  # the unscaled product is wanted
 
@@ -46,37 +48,70 @@ class _Stage:
     wild: bool  # a derivative may be infinite where p is 0
 
 
-def pairs(lowering: Lowering, sites: Sequence[Site]) -> Pairs:
-    """For one kernel: its own lowering, and the sites that it sums."""
-    spec, current = lowering.spec, "s"
+def pairs(lowering: Lowering, sites: Sequence[Site], unit: str) -> Pairs:
+    """For one kernel: its own lowering, and the sites that it sums. `unit` brings a score to units of log 2."""
+    spec, current, rule = lowering.spec, "s", normaliser(lowering.spec)
     lowering.names |= VALUES
     stages: list[_Stage] = []
     for score in spec.scores:
         stage, current = _stage(lowering, score, sites, current)
         stages.append(stage)
+    weighing, through = _weights(lowering, rule, sites, current, unit)
     chain: list[str] = []
     if spec.weight is not None:
         for site, slope in _partials(spec.weight, sites):
             chain += _add(lowering, site, multiply(multiply(P, DP), slope), _wild(slope))
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     chain += [f"dp = dp * {weight}"] if weight else []
-    chain.append("ds = p * (dp - delta)")
+    chain += through
+    none = "p == 0" if rule.has_lse else "ds == 0"
     for stage in reversed(stages):
-        lowering.names["s"] = stage.before
-        for site, slope in stage.partials:
-            chain += _add(lowering, site, multiply(DS, slope), stage.wild)
-        if stage.slope == ZERO:
-            chain.append("ds = tl.zeros_like(ds)")
-        elif stage.slope != ONE:
-            chain.append(f"ds = {_safe(lowering, multiply(DS, stage.slope), stage.wild)}")
+        chain += _back(lowering, stage, none)
     lowering.names["s"] = "s"
     scale = _partials(spec.scale, sites) if spec.scale is not None else ()
     for site, slope in scale:
         chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), False)
     return Pairs(
-        lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weight, tuple(chain),
+        lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weight, weighing, tuple(chain),
         bool(scale),
     )  # fmt: skip
+
+
+def _back(lowering: Lowering, stage: _Stage, none: str) -> list[str]:
+    """Through one score: what it gives to parameters, and ds by the score before it. `none`: a pair without effect."""
+    lowering.names["s"] = stage.before
+    lines = []
+    for site, slope in stage.partials:
+        lines += _add(lowering, site, multiply(DS, slope), stage.wild, none)
+    if stage.slope == ZERO:
+        lines.append("ds = tl.zeros_like(ds)")
+    elif stage.slope != ONE:
+        lines.append(f"ds = {_safe(lowering, multiply(DS, stage.slope), stage.wild, none)}")
+    return lines
+
+
+def _weights(
+    lowering: Lowering, rule: Normaliser, sites: Sequence[Site], score: str, unit: str
+) -> tuple[tuple[str, ...], list[str]]:  # fmt: skip
+    """From the masked score to p, and from dp to ds by that score."""
+    if rule.stages is None:
+        return (f"p = tl.exp2({score} * {unit} - lse)",), ["ds = p * (dp - delta)"]
+    stages: list[_Stage] = []
+    lines: list[str] = []
+    current = score
+    for i, e in enumerate(rule.stages):
+        after = "p" if i + 1 == len(rule.stages) else lowering.fresh.fresh("p_then")
+        stage, current = _stage(lowering, e, sites, current, after)
+        stages.append(stage)
+        lines += stage.lines
+    if not rule.vanishes:
+        lines.append(f'p = tl.where({score} == float("-inf"), 0.0, {current})')
+    chain = ["ds = dp"]
+    for stage in reversed(stages):
+        chain += _back(lowering, stage, "ds == 0")
+    if not rule.flat:
+        chain.append(f'ds = tl.where({score} == float("-inf"), 0.0, ds)')
+    return tuple(lines), chain
 
 
 def _partials(e: Expr, sites: Sequence[Site]) -> tuple[tuple[Site, Expr], ...]:
@@ -84,14 +119,17 @@ def _partials(e: Expr, sites: Sequence[Site]) -> tuple[tuple[Site, Expr], ...]:
     return tuple((site, slope) for site, slope in found if slope != ZERO)
 
 
-def _stage(lowering: Lowering, score: Expr, sites: Sequence[Site], before: str) -> tuple[_Stage, str]:
-    """One score, and the name that its result has: another one where the chain rule asks for what it was made of."""
+def _stage(
+    lowering: Lowering, score: Expr, sites: Sequence[Site], before: str, after: str = ""
+) -> tuple[_Stage, str]:  # fmt: skip
+    """One score, and the name that its result has: `after`, else another one where the chain rule asks for what it was
+    made of."""
     lowering.names["s"] = before
     found = _partials(score, sites)
     wild = any(_wild(e) for e in (derivative(score, S), *(e for _, e in found)))
     lines, (score, slope, *slopes) = _share(lowering, [score, derivative(score, S), *(e for _, e in found)])
     asked = any("s" in names(e) for e in (slope, *slopes))
-    after = lowering.fresh.fresh("s_then") if asked else before
+    after = after or (lowering.fresh.fresh("s_then") if asked else before)
     lines.append(f"{after} = {score_text(lowering, score)}")
     partials = tuple((site, e) for (site, _), e in zip(found, slopes, strict=True))
     return _Stage(tuple(lines), slope, partials, before, wild), after
@@ -130,22 +168,23 @@ def _wild(e: Expr) -> bool:
     return False
 
 
-def _safe(lowering: Lowering, e: Expr, wild: bool) -> str:
-    """`e`, and 0 where the pair has no weight, even if a factor overflows there."""
-    return f"tl.where(p == 0, 0.0, {lowering.text(e)})" if wild else lowering.text(e)
+def _safe(lowering: Lowering, e: Expr, wild: bool, none: str = "p == 0") -> str:
+    """`e`, and 0 where the pair has no effect, even if a factor overflows there."""
+    return f"tl.where({none}, 0.0, {lowering.text(e)})" if wild else lowering.text(e)
 
 
-def _add(lowering: Lowering, site: Site, e: Expr, wild: bool) -> list[str]:
+def _add(lowering: Lowering, site: Site, e: Expr, wild: bool, none: str = "p == 0") -> list[str]:
     """What one pair of a tile gives to a site, added up as far as the loop can."""
     if site.gathers or site.kind == "key":
-        return [f"{site.name} += tl.sum({_safe(lowering, e, wild)}, 1, keep_dims=True)"]
+        return [f"{site.name} += tl.sum({_safe(lowering, e, wild, none)}, 1, keep_dims=True)"]
     if site.kind == "cells":
         if site.apart:
-            return [f"{site.name} += {_safe(lowering, e, wild)}"]
-        value = f"({_safe(lowering, e, wild)}).to({site.pointer}.dtype.element_ty)"
+            return [f"{site.name} += {_safe(lowering, e, wild, none)}"]
+        value = f"({_safe(lowering, e, wild, none)}).to({site.pointer}.dtype.element_ty)"
         return [f"tl.store({cell_pointer(lowering, site)}, {value}, {cell_inside(lowering, site)})"]
     inside = " & ".join(["(row < q_len)", "(k < k_len)", *_inside(lowering, site)])
-    return [f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {_safe(lowering, e, wild)}, {inside})"]
+    value = _safe(lowering, e, wild, none)
+    return [f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {value}, {inside})"]
 
 
 def _helper(site: Site) -> str:

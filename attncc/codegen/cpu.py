@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attncc.analysis.normaliser import Normaliser
 from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import environment
@@ -18,6 +19,8 @@ class CpuView:
     """Finished text for the template: each list holds whole lines of Python."""
 
     comment: list[str]
+    softmax: str  # which template of weights
+    lse_words: str
     helpers: list[str]
     signature: str
     programs: str
@@ -32,6 +35,7 @@ class CpuView:
     row: list[str]  # for each tile of rows
     ranges: list[str]
     start: list[str]
+    stages: list[str]
     tile_class: list[str]
     pair: list[str]  # for each tile of keys
     mask: list[str]  # for those that are masked
@@ -59,7 +63,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     spelled = parameter_names(spec)
     tiles = CpuLowering(spec, spelled)
     scale, start, pair = tiles.scale(), tiles.start(), tiles.scores()
-    weight, mask = tiles.weight(pair), tiles.masks()
+    stages, weight, mask = tiles.stages(pair), tiles.weight(pair), tiles.masks()
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
     helpers = {"copy", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
     return CpuView(
@@ -68,6 +72,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             f"# forward · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores",
             f"# made by: attncc build {spec.name}.attn --target cpu     checked by: python {spec.name}_forward_cpu.py",
         ],
+        softmax=policy(tiles.normaliser),
+        lse_words="lse [B, H, Q], natural logarithm" if tiles.normaliser.has_lse else "no lse (it is empty)",
         helpers=in_order(helpers),
         signature=", ".join(["q", "k", "v", *_arguments(spec, spelled)]),
         programs=ranges.programs,
@@ -82,6 +88,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         row=tiles.row,
         ranges=ranges.lines,
         start=start,
+        stages=stages,
         tile_class=ranges.tile_class,
         pair=pair,
         mask=mask,
@@ -93,6 +100,11 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         head_dim=plan.head_dim,
         head_dim_v=plan.head_dim_v,
     )
+
+
+def policy(normaliser: Normaliser) -> str:
+    """Whose macros make the weights: templates/*/softmax_NAME.jinja."""
+    return "online" if normaliser.has_lse else "weights"
 
 
 def uses(spec: AttentionSpec) -> frozenset[str]:

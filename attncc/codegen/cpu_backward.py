@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, multiply, variables
-from attncc.codegen.cpu import uses
+from attncc.codegen.cpu import policy, uses
 from attncc.codegen.cpu_lower import BACKWARD, CpuLowering, is_tensor, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import environment
@@ -31,6 +31,8 @@ class CpuBackwardView:
     """Finished text for the template: what cpu.CpuView has of the tiles, and the lines of the gradients."""
 
     comment: list[str]
+    softmax: str
+    lse_words: str
     helpers: list[str]
     own_helpers: list[str]
     signature: str
@@ -48,6 +50,7 @@ class CpuBackwardView:
     tile_class: list[str]
     pair: list[str]
     mask: list[str]
+    stages: list[str]  # from the scores to p
     weight: list[str]  # parameters of the weight, then dp by the unweighted p
     weighted: str  # the name of weight * p
     chain: list[str]  # back through the scores, parameters on the way
@@ -83,6 +86,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     scale = low.scale()
     sink, scaling = gradients.sink(), gradients.scale()
     pair, chain = gradients.scores()
+    stages, through = gradients.stages(pair)
     weight = gradients.weight(pair)
     mask = low.masks()
     ranges, check = ranges_of(spec, visits, low), dense_check(spec, spelled)
@@ -102,7 +106,10 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         signature=_signature(spec, spelled), programs=ranges.programs, align=spec.align, position=check.position,
         uses=uses(spec), scale=scale, is_masked=ranges.is_masked, call=free_axes(spec, spelled),
         summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, tile_class=ranges.tile_class,
-        pair=pair, mask=mask, weight=weight, weighted="weighted" if spec.weight is not None else "p", chain=chain,
+        softmax=policy(low.normaliser),
+        lse_words="lse and its\n    d_lse [B, H, Q], or None" if low.normaliser.has_lse else "no lse",
+        pair=pair, mask=mask, stages=stages, weight=weight, weighted="weighted" if spec.weight is not None else "p",
+        chain=[*through, *chain],
         sink=sink, scaling=scaling, gradients=made,
         returned="{" + ", ".join(f'"{key}": {value}' for _, _, key, value in made) + "}",
         inputs=inputs, checked=f"({', '.join(checked)})", check=check,
@@ -155,18 +162,31 @@ class Gradients:
         lines = [self._give(p, at, given, d, pair, "p") for p, at, d in self._all(e)]
         text = self.low.number(e, pair)
         both = ("weighted", "p"), ("dp", "dp")
-        return lines + [f"{name} = torch.where(p == 0, 0.0, {old} * ({text}))" for name, old in both]
+        without = "p == 0" if self.low.normaliser.has_lse else "excluded"
+        return lines + [f"{name} = torch.where({without}, 0.0, {old} * ({text}))" for name, old in both]
+
+    def stages(self, pair: list[str]) -> tuple[list[str], list[str]]:
+        """The lines from the scores to the weights of a normaliser that knows nothing of the row, and those back."""
+        lines: list[str] = []
+        back: list[list[str]] = []
+        before = self.low.printer.names
+        for e in self.low.normaliser.stages or ():
+            back.insert(0, self._score(e, pair, lines, "p"))
+            self.low.printer.names = {**before, "s": "p"}
+        self.low.printer.names = before
+        return [*lines, *self.low.excluded()], [line for each in back for line in each]
 
     def scores(self) -> tuple[list[str], list[str]]:
         """The lines of the scores, and the chain rule's lines back through them, the last score first."""
         pair: list[str] = []
         back: list[list[str]] = []
         for e in self.spec.scores:
-            back.insert(0, self._score(e, pair))
+            back.insert(0, self._score(e, pair, pair))
         return pair, [line for lines in back for line in lines]
 
-    def _score(self, e: Expr, pair: list[str]) -> list[str]:
-        """One score: its lines go to `pair`, those of the way back are returned. An `s` that these read is kept."""
+    def _score(self, e: Expr, pair: list[str], lines: list[str], result: str = "s") -> list[str]:
+        """One score or stage: its lines go to `lines`, what it reads to `pair`, those of the way back are returned.
+        An `s` that these read is kept."""
         low, before = self.low, self.low.printer.names
         slope, partials = derivative(e, S), self._all(e)
         slopes = [slope, *(d for _, _, d in partials)]
@@ -174,17 +194,17 @@ class Gradients:
         known: dict[Expr, str] = {}
         if any(_reads_s(d, held) for d in slopes):
             kept = low.free.fresh("s_before")
-            pair.append(f"{kept} = s")
+            lines.append(f"{kept} = {before.get('s', 's')}")
             low.printer.names = {**before, "s": kept}
         for f in sorted(held, key=lambda f: sum(1 for _ in walk(f))):
             name = low.free.fresh(f"{f.op}_s")
-            pair.append(f"{name} = {low.number(f, pair)}")
+            lines.append(f"{name} = {low.number(f, pair)}")
             known[f] = name
             low.remember(f, name)
         text = low.number(e, pair)
         made = f"{text}.clone()" if e in known else text  # later lines change s in place
         whole = of_dtype(e) and "s" in names(e)
-        pair.append(f"s = {made}" if whole else f"s = torch.empty_like(s).copy_({text})")
+        lines.append(f"{result} = {made}" if whole else f"{result} = torch.empty_like(s).copy_({text})")
         back = [self._give(p, at, DS, d, pair) for p, at, d in partials]
         if slope == ZERO:
             back.append("ds = torch.zeros_like(ds)")

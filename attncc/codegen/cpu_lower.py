@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen.lower import level
 from attncc.codegen.naming import Names, read_name, reserved
 from attncc.codegen.passes import fold
@@ -87,8 +88,8 @@ class CpuLowering:
             TILES, names={**spelled, **BUILT_IN}, reads=self._reads, known=self._known, positive=self._positive,
             number=numbers_of(spec),
         )  # fmt: skip
-        sinks = {"sink": spec.softmax.args[:1], "off_by_one": (Const(0.0),)}.get(spec.softmax.policy, ())
-        self.sink: Expr | None = sinks[0] if sinks else None
+        self.normaliser = normaliser(spec)
+        self.sink = self.normaliser.sink
         if any("h_kv" in names(e) for e in expressions(spec)):
             self.program.append("h_kv = h // group")
 
@@ -178,6 +179,24 @@ class CpuLowering:
             text = self.number(e, lines)
             lines.append(f"s = {text}" if of_dtype(e) and "s" in names(e) else f"s.copy_({text})")
         return lines
+
+    def stages(self, pair: list[str]) -> list[str]:
+        """From the masked scores s to the weights p, for a normaliser that makes them of the scores alone; what they
+        read goes to `pair`."""
+        lines: list[str] = []
+        names_before = self.printer.names
+        for e in self.normaliser.stages or ():
+            text = self.number(e, pair)
+            lines.append(f"p = {text}" if "s" in names(e) else f"p = torch.empty_like(s).copy_({text})")
+            self.printer.names = {**names_before, "s": "p"}
+        self.printer.names = names_before
+        return [*lines, *self.excluded()]
+
+    def excluded(self) -> list[str]:
+        """The line that makes the weight of what is excluded 0, where the stages do not do it by themselves."""
+        if self.normaliser.stages is None or self.normaliser.vanishes:
+            return []
+        return [f"p = torch.where(s == -torch.inf, 0.0, {'p' if self.normaliser.stages else 's'})"]
 
     def weight(self, pair: list[str]) -> list[str]:
         """Lines that weigh p, by `self.gain`; values that they need go to `pair`."""

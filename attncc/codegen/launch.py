@@ -103,9 +103,9 @@ def extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
     return f"{names[owner.name]}.shape[{at}]{bits}"
 
 
-def docstring(plan: KernelPlan) -> str:
+def docstring(plan: KernelPlan, has_lse: bool) -> str:
     d, dv, dtype = plan.head_dim, plan.head_dim_v, plan.dtype
     return (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"
-        "    lse [B, H, Q] in float32 (natural log)."
+        + ("    lse [B, H, Q] in float32 (natural log)." if has_lse else "    and an empty lse: there is none.")
     )

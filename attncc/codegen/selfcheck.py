@@ -40,6 +40,7 @@ class DenseCheck:
     samples: list[str]  # parameters, drawn
     arguments: str  # of the call
     position: str
+    has_lse: bool
     lines: list[str]  # to want and want_lse
     helpers: frozenset[str]  # functions of cpu/helpers.jinja that the lines call
 
@@ -51,6 +52,7 @@ def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
     return DenseCheck(
         samples=[f"{spelled[p.name]} = {_sample(p)}" for p in spec.params],
         arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
+        has_lse=low.normaliser.has_lse,
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
         lines=lines,
         helpers=frozenset(low.printer.helpers),
@@ -85,19 +87,26 @@ def free_axes(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:
 def _dense(low: CpuLowering) -> list[str]:
     """The file's own check: the same expressions over all pairs at once."""
     scale, pair = low.scale(ATOM), low.scores()
-    sink = None if low.sink is None else low.number(low.sink, low.row)
+    weights = low.stages(pair) if low.normaliser.stages is not None else _exponential(low)
     weight, mask = low.weight(pair), low.masks()
-    lse = "torch.logsumexp(s, -1, keepdim=True)"
     return [
         *low.program,
         *low.row,
         f"s = Q.double() @ K.double().repeat_interleave(group, 1).mT * {scale}",
         *pair,
         *mask,
-        f"want_lse = {lse}" if sink is None else f"want_lse = torch.logaddexp({lse}, {sink})",
-        "p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))",
+        *weights,
         *weight,
         "want = p @ V.double().repeat_interleave(group, 1)",
+    ]
+
+
+def _exponential(low: CpuLowering) -> list[str]:
+    sink = None if low.sink is None else low.number(low.sink, low.row)
+    lse = "torch.logsumexp(s, -1, keepdim=True)"
+    return [
+        f"want_lse = {lse}" if sink is None else f"want_lse = torch.logaddexp({lse}, {sink})",
+        "p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen.parts import split
 from attncc.ir import AttentionSpec, KernelPlan, Param
 
@@ -43,7 +44,9 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
                 made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
         else:
             made.append(Argument(name.upper(), pointer, "pointer", "call", name))
-    made += [Argument("Out", pointer, "pointer", "output", "out"), Argument("Lse", "*fp32", "pointer", "output", "lse")]
+    made.append(Argument("Out", pointer, "pointer", "output", "out"))
+    if normaliser(spec).has_lse:
+        made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
     made += [
         Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
     ]

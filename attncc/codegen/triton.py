@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
+from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import environment
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
@@ -38,6 +40,7 @@ class KernelView:
     banner: tuple[str, ...]
     docstring: str
     softmax: str
+    has_lse: bool
     kv: str
     seq: str
     align: str
@@ -64,6 +67,9 @@ class KernelView:
     dot_options: str
     unit: str
     sink: str
+    weighing_lines: tuple[str, ...]
+    weighing: tuple[str, ...]  # from the scores to p, for a normaliser that makes weights of them alone
+    excludes: bool  # they leave what is excluded to a comparison
     program_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
     key_lines: tuple[str, ...]
@@ -120,14 +126,16 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     means = "TMA" if plan.loads == "descriptor" else "pointers"
-    reference = "the first tiles'" if plan.reference == "first_tile" else "the running"
+    reference = "the first tiles' maximum" if plan.reference == "first_tile" else "the running maximum"
+    weights = reference if normaliser(spec).has_lse else "weights of the scores alone"
     made, checked = f"attncc build {spec.name}.attn --target {plan.target}", f"python {file_name(spec.name, plan)}"
     return (
         *comment(text),
         f"# forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
-        f"K and V by {means} · {reference} maximum",
+        f"K and V by {means} · {weights}",
         f"# {compiled_to(plan, resources)}",
-        "# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.",
+        "# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0"
+        + (", lse -inf." if normaliser(spec).has_lse else "."),
         f"# made by: {made}     checked by: {checked}",
     )
 
@@ -168,9 +176,10 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores = tuple(score_text(lowering, e) for e in spec.scores)
     score_lines = lowering.take("pair")
+    rule, (sink, weighing) = normaliser(spec), _weighing(spec, lowering)
+    weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
-    sink = _sink(spec, lowering)
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
@@ -179,15 +188,15 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
     view_visits = visits_view(first_tile(visits) if plan.reference == "first_tile" else visits, lowering)
 
-    folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
+    folds = rule.has_lse and not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide = plan.int_bits == 64
     check = dense_check(prepared(spec), names)
     return KernelView(
-        kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan),
-        softmax="online", kv=plan.loads, seq="fixed", align=spec.align,
+        kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan, rule.has_lse),
+        softmax=policy(rule), has_lse=rule.has_lse, kv=plan.loads, seq="fixed", align=spec.align,
         together=plan.together, other_file=file_name(spec.name, replace(plan, any_stride=True)),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
         forward_arguments=launch.forward_arguments(spec, names),
@@ -199,6 +208,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         position_open="(" if wide else "", position_close=").to(tl.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
+        weighing_lines=weighing_lines, weighing=weighing, excludes=not rule.vanishes,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
         key_mask=key_mask,
@@ -211,9 +221,12 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     )  # fmt: skip
 
 
-def _sink(spec: AttentionSpec, lowering: Lowering) -> str:
-    if spec.softmax.policy == "off_by_one":
-        return "0.0"
-    if spec.softmax.policy != "sink":
-        return ""
-    return lowering.text(spec.softmax.args[0], TERM)
+def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...]]:
+    """The sink, and what turns a score into its weight: right sides of statements, each after the first of p."""
+    rule, made = normaliser(spec), []
+    sink = lowering.text(rule.sink, TERM) if rule.sink is not None else ""
+    for stage in rule.stages or ():
+        made.append(score_text(lowering, stage))
+        lowering.names["s"] = "p"
+    lowering.names["s"] = "s"
+    return sink, tuple(made)

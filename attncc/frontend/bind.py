@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attncc.errors import SpecError, shown_number
+from attncc.frontend.consts import MAX_POWER
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
 from attncc.frontend.rules.lints import expressions
@@ -15,8 +16,8 @@ from attncc.ir import AttentionSpec, Const, Expr, Op, names, substitute, walk
 def bind(parsed: Parsed, values: Mapping[str, int]) -> AttentionSpec:
     """The spec with its `const` parameters baked in: the values given, else the defaults.
 
-    Raises KeyError for a parameter without either, and SpecError where a value does not fit 64 bits (E105) or makes
-    the divisor of `//` or `%` less than 1 (E407).
+    Raises KeyError for a parameter without either, and SpecError where a value does not fit 64 bits (E105), makes the
+    divisor of `//` or `%` less than 1 (E407), or the power of relu leave its range (E505).
     """
     spec, report = parsed.spec, Report()
     baked: dict[str, Expr] = {}
@@ -29,6 +30,7 @@ def bind(parsed: Parsed, values: Mapping[str, int]) -> AttentionSpec:
             )
     if baked and not report.errors:
         _check_divisors(parsed, baked, report)
+        _check_power(parsed, baked, report)
     if report.errors:
         raise SpecError(report.sorted_errors(), parsed.text, parsed.filename)
     return spec.bind(values)
@@ -47,6 +49,13 @@ def _check_divisors(parsed: Parsed, baked: Mapping[str, Expr], report: Report) -
                 assert isinstance(given, Const)
                 message = f"{name} = {given.value} makes a divisor of '{node.op}' {value}; it must be at least 1"
                 report.error("E407", parsed.spans.get(f"param:{name}"), message)
+
+
+def _check_power(parsed: Parsed, baked: Mapping[str, Expr], report: Report) -> None:
+    soft = parsed.spec.softmax
+    power = _value(substitute(soft.args[0], baked)) if soft.policy == "relu" else None
+    if power is not None and not 1 <= power <= MAX_POWER:
+        report.error("E505", parsed.spans.get("softmax"), f"the power is {power}; it must be from 1 to {MAX_POWER}")
 
 
 def _value(e: Expr) -> int | None:

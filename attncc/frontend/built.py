@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SOFTMAX = frozenset(("online", "sink", "off_by_one"))
+SOFTMAX = frozenset(("online", "sink", "off_by_one", "sigmoid", "relu", "none"))
 DROPOUT = False
 LAYOUT = {"q": frozenset(("dense",)), "kv": frozenset(("dense",)), "v": frozenset(("",))}
 QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory

@@ -48,6 +48,7 @@ MAX_PARAMS = 64
 MAX_AXES = 8
 MAX_LETS = 256
 MAX_STATEMENTS = 32  # masks, or scores
+MAX_POWER = 8  # of relu
 MAX_FAULTS = 100
 TILES = (16, 1024)  # powers of two between
 WARPS = (1, 16)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
+from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, shared_memory
@@ -98,7 +99,7 @@ def _candidates(
     read = operands(spec)
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
         ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
-        for loads, cap, reference in product(ways, caps, _references(dtype, target, visits)):
+        for loads, cap, reference in product(ways, caps, _references(spec, dtype, target, visits)):
             yield KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
@@ -117,9 +118,11 @@ def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
     return choices if pin is None else (pin,)
 
 
-def _references(dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
-    """A row's first tiles as reference: in bf16, which has float32's range, where whole tiles come in closed ranges."""
+def _references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
+    """A row's first tiles as reference: in bf16, which has float32's range, where whole tiles come in closed ranges.
+    Where weights are no exponentials there is none, and it is as if it ran along."""
     closed = visits is not None and bool(visits.full) and visits.may is None and visits.must is None
+    closed = closed and normaliser(spec).has_lse
     return efficiency.references(target) if dtype == "bf16" and closed else ("running",)
 
 

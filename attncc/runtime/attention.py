@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
+from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, operator
 from attncc.runtime.cache import Cache
@@ -51,6 +52,7 @@ class Attention:
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
         self.text = frontend.canonical(self.spec)  # with the constants baked in
+        self.has_lse = normaliser(self.spec).has_lse
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
@@ -82,15 +84,24 @@ class Attention:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v] of one dtype, any strides; parameters by name.
 
-        Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm.
+        Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm,
+        which a normaliser that divides by no sum of exponentials refuses.
         `validate` checks what the spec promises of tensors (`sorted`), which waits for the device. `deterministic` is
         accepted: both passes always are. Differentiable once by q, k, v and parameters that the spec marks `grad`, out
         and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a gradient that the
         spec does not give among them.
         """
+        if return_lse and not self.has_lse:
+            raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} divides by no sum, and has no lse")
+        out, lse = self.both(q, k, v, given, validate)
+        return (out, lse) if return_lse else out
+
+    def both(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse of a call; the lse is empty where the normaliser has none."""
         if torch.compiler.is_compiling():
-            out, lse = self._in_graph(q, k, v, given, validate)
-            return (out, lse) if return_lse else out
+            return self._in_graph(q, k, v, given, validate)
         try:
             signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
                 q.shape, k.shape, v.shape, k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
@@ -107,17 +118,14 @@ class Attention:
         if validate:
             arguments.check_sorted(self.spec, given)
         if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
-            out, lse = autograd.record(self, ready, q, k, v, given)
-            return (out, lse) if return_lse else out
+            return autograd.record(self, ready, q, k, v, given)
         values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
         aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
         launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
         if ready.device is None or ready.device == torch.cuda.current_device():
-            out, lse = launch(q, k, v, **values)
-        else:
-            with torch.cuda.device(ready.device):
-                out, lse = launch(q, k, v, **values)
-        return (out, lse) if return_lse else out
+            return launch(q, k, v, **values)
+        with torch.cuda.device(ready.device):
+            return launch(q, k, v, **values)
 
     def _in_graph(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool

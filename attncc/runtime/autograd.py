@@ -45,7 +45,7 @@ class Differentiable(torch.autograd.Function):
         """`tensors` are q, k, v and the parameters called `names`; `plain` are the other parameters."""
         q, k, v, *params = tensors
         with torch.no_grad():
-            out, lse = attention(q, k, v, return_lse=True, **plain, **dict(zip(names, params, strict=True)))
+            out, lse = attention.both(q, k, v, {**plain, **dict(zip(names, params, strict=True))})
         return out, lse
 
     @staticmethod
@@ -88,6 +88,7 @@ def compute(
     """
     q, k, v, out, lse, d_out, d_lse = call
     assert out is not None
+    d_lse = d_lse if attention.has_lse else None
     d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
     d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given)
     return d_q, d_k, d_v, *(more[n].to(given[n]) for n in learned)

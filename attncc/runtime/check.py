@@ -24,7 +24,16 @@ from attncc.errors import CheckError
 from attncc.ir import AttentionSpec, Shape
 from attncc.runtime.check_gradients import Errors, gradient_errors
 from attncc.runtime.draw import DTYPES, Draw
-from attncc.runtime.reference import environment, evaluate, keep_mask, reference, scores, weighted_values
+from attncc.runtime.reference import (
+    environment,
+    evaluate,
+    has_lse,
+    keep_mask,
+    reference,
+    scores,
+    undivided,
+    weighted_values,
+)
 
 Run = Callable[..., tuple[Tensor, Tensor]]
 TYPES = {"cpu": ("f32", "f64", "f16", "bf16"), "interpreter": ("f32", "f16"), "cuda": ("f32", "f16", "bf16")}
@@ -164,7 +173,7 @@ def compiled(spec: AttentionSpec, device: str) -> Run:
     parsed = frontend.parse(frontend.canonical(spec))
     frontend.refuse_unbuilt(parsed)
     attention = Attention(parsed, {}, device if device == "interpreter" else None)
-    return lambda q, k, v, **params: attention(q, k, v, return_lse=True, **params)
+    return lambda q, k, v, **params: attention.both(q, k, v, params)
 
 
 def call(
@@ -247,8 +256,11 @@ def unfused(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mappin
     for score in spec.scores:
         s = to(evaluate(score, env.having(s=s)).expand(s.shape))
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -torch.inf)
-    _, lse = reference(spec, q, k, v, params)
-    p = torch.where(keep, to(torch.exp(s - lse[..., None])), 0.0)
+    if has_lse(spec):
+        _, lse = reference(spec, q, k, v, params)
+        p = torch.where(keep, to(torch.exp(s - lse[..., None])), 0.0)
+    else:
+        p = torch.where(keep, to(undivided(spec, s, env)), 0.0)
     if spec.weight is not None:
         p = torch.where(keep, to(p * evaluate(spec.weight, env)), 0.0)
     return to(weighted_values(p, v, keep))

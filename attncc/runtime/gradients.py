@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from attncc.ir import AttentionSpec
-from attncc.runtime.reference import environment, evaluate, keep_mask, reference, sink_of, weighted_values
+from attncc.runtime.reference import (
+    Env,
+    environment,
+    evaluate,
+    has_lse,
+    keep_mask,
+    reference,
+    sink_of,
+    undivided,
+    weighted_values,
+)
 
 Step = Callable[[Tensor], Tensor]
 
@@ -51,14 +61,19 @@ def gradients(
     d_out, d_lse = (x.to("cpu", torch.float64) for x in (d_out, d_lse))
     d_lse = torch.where(lse.isfinite(), d_lse, 0.0)
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-    flowing = [torch.where(lse.isfinite(), lse, 0.0), s]
-    found = torch.autograd.grad([out, flowing[0]], list(leaves.values()), [d_out, d_lse], **options)
-    delta = (d_out * out).abs().sum(-1) + d_lse.abs()
-    dp = p.abs() * (d_out.abs() @ leaves["v"].abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT)
-    flat = (dp + p.abs() * delta[..., None]).detach()
-    summed = torch.autograd.grad(
-        [*flowing, scaled], list(leaves.values()), [delta.detach(), dp.detach(), flat], **options
-    )  # fmt: skip
+    finite = torch.where(lse.isfinite(), lse, 0.0)
+    ends = ([out, finite], [d_out, d_lse]) if has_lse(spec) else ([out], [d_out])
+    found = torch.autograd.grad(ends[0], list(leaves.values()), ends[1], **options)
+    dp = d_out.abs() @ leaves["v"].detach().abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT
+    if has_lse(spec):
+        dp = p.detach().abs() * dp
+        delta = ((d_out * out).abs().sum(-1) + d_lse.abs()).detach()
+        flat = dp + p.detach().abs() * delta[..., None]
+        flows = ([finite, s, scaled], [delta, dp, flat])
+    else:
+        (flat,) = torch.autograd.grad([p], [scaled], [dp], **options)
+        flows = ([p, scaled], [dp, flat.abs()])
+    summed = torch.autograd.grad(flows[0], list(leaves.values()), flows[1], **options)
     return Gradients(
         dict(zip(leaves, found, strict=True)),
         {n: float(x.abs().sum()) for n, x in zip(leaves, summed, strict=True)},
@@ -114,6 +129,17 @@ def _dense(
     for score in spec.scores:
         s = to(evaluate(score, env.having(s=s)).expand(product.shape))
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
+    e, lse = _weights(spec, env, s, keep)
+    p = to(e)
+    if spec.weight is not None:
+        p = to(torch.where(keep, p * evaluate(spec.weight, env), 0.0))
+    return to(weighted_values(p, v, keep)), lse, scaled, s, p
+
+
+def _weights(spec: AttentionSpec, env: Env, s: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and lse, without anything that autograd cannot pass through."""
+    if not has_lse(spec):
+        return torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0), s.new_empty(0)
     sink = sink_of(spec)
     extra = None if sink is None else evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
     top = torch.full((*s.shape[:3], 1), -math.inf, dtype=torch.float64) if extra is None else extra.detach()
@@ -124,7 +150,4 @@ def _dense(
     total = e.sum(-1, keepdim=True) + (0.0 if extra is None else torch.exp(extra - top))
     some = torch.where(total > 0, total, 1.0)
     lse = torch.where(total > 0, top + torch.log(some), -math.inf)
-    p = to(e / some)
-    if spec.weight is not None:
-        p = to(torch.where(keep, p * evaluate(spec.weight, env), 0.0))
-    return to(weighted_values(p, v, keep)), lse[..., 0], scaled, s, p
+    return e / some, lse[..., 0]

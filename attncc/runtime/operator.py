@@ -50,7 +50,7 @@ def _attention(
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with torch.no_grad():
-        return attention_of(spec, target)(q, k, v, return_lse=True, **_given(names, tensors, ints, floats))
+        return attention_of(spec, target).both(q, k, v, _given(names, tensors, ints, floats))
 
 
 @_attention.register_fake
@@ -59,7 +59,8 @@ def _shapes(
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=dtype)
+    lse = q.shape[:3] if attention_of(spec, target).has_lse else (0,)
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(lse, dtype=dtype)
 
 
 @torch.library.custom_op(

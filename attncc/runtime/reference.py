@@ -18,6 +18,7 @@ from torch import Tensor
 from attncc.ir import AttentionSpec, Const, Expr, Read, Var, children, conjunction
 
 WORD = 32  # bits in one element of a `bit` tensor's storage
+WITHOUT_LSE = ("sigmoid", "relu", "none")
 DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
@@ -139,6 +140,23 @@ def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, 
     return Env(values, tensors, bits)
 
 
+def has_lse(spec: AttentionSpec) -> bool:
+    """Whether weights are divided by a sum of exponentials, whose logarithm a call can return."""
+    return spec.softmax.policy not in WITHOUT_LSE
+
+
+def undivided(spec: AttentionSpec, s: Tensor, env: Env) -> Tensor:
+    """The weights of a policy that makes each of its own score, as docs/language.md has them."""
+    policy, args = spec.softmax.policy, spec.softmax.args
+    if policy == "sigmoid":
+        return torch.sigmoid(s + evaluate(args[0], env))
+    if policy == "relu":
+        return torch.relu(s) ** evaluate(args[0], env) / max(1, int(env.values["k_len"]))
+    if policy == "none":
+        return s
+    raise NotImplementedError(f"softmax {policy} has no reference yet")
+
+
 def sink_of(spec: AttentionSpec) -> Expr | None:
     """The sink's expression, None for a policy without one; NotImplementedError for one that is not built yet."""
     policy = spec.softmax.policy
@@ -167,26 +185,34 @@ def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     return s
 
 
-@torch.no_grad()
-def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
-
-    `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already, given in
-    `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
-    exp(sink)); a row that sees nothing gives 0, its lse is -inf or the sink.
-    """
-    spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
-    env = environment(spec, q, k, params)
-    s = scores(spec, q, k, env)
-    keep = keep_mask(spec, env, tuple(s.shape))
-    s = torch.where(keep, s, -math.inf)
+def normalised(spec: AttentionSpec, s: Tensor, env: Env) -> tuple[Tensor, Tensor]:
+    """Weights [B, H, Q, K] of scores, excluded ones -inf, and lse [B, H, Q]; empty for a policy that has none."""
+    if not has_lse(spec):
+        return torch.where(s == -math.inf, 0.0, undivided(spec, s, env)), s.new_empty(0)
     sink = sink_of(spec)
     if sink is None:
         lse = torch.logsumexp(s, -1)
     else:
         extra = evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
         lse = torch.logsumexp(torch.cat([s, extra], -1), -1)
-    p = torch.where(s == -math.inf, 0.0, torch.exp(s - lse[..., None]))
+    return torch.where(s == -math.inf, 0.0, torch.exp(s - lse[..., None])), lse
+
+
+@torch.no_grad()
+def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
+
+    `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already, given in
+    `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
+    exp(sink)); a row that sees nothing gives 0, its lse is -inf or the sink. A policy without an
+    lse gives an empty one, and its own weights.
+    """
+    spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
+    env = environment(spec, q, k, params)
+    s = scores(spec, q, k, env)
+    keep = keep_mask(spec, env, tuple(s.shape))
+    s = torch.where(keep, s, -math.inf)
+    p, lse = normalised(spec, s, env)
     if spec.weight is not None:
         p = torch.where(s == -math.inf, 0.0, p * evaluate(spec.weight, env))
     return weighted_values(p, v, s != -math.inf), lse

@@ -76,6 +76,8 @@ QUICK = [
     Case("gates", GATES, draw(g=(2, H, Q), w=(1, K)), strided=True),
     bias("b, h, row, k", 2, 4, Q, K),
     bias("row, k", Q, K),
+    Case("sigmoid", "attention weighed(e: f32[h] grad) { mask k <= q score 3 * tanh(s) softmax sigmoid(e[h]) }",
+         draw(e=(H,)), with_lse=False),
     Case("rows_alone", "attention flat(t: f32[h] grad) { score t[h] * q / 9 mask k <= q }", draw(t=(H,))),
 ]  # fmt: skip
 
@@ -104,6 +106,12 @@ MORE = [
          draw(e=(2, H, Q))),
     Case("sink_and_score", "attention both(e: f32[h] grad) { score s * e[h] softmax sink(e[h] * e[h]) mask k <= q }",
          draw(e=(H,))),
+    Case("relu", "attention ramp { mask k <= q softmax relu(2) }", with_lse=False),
+    Case("relu_cubed", "attention ramp { mask abs(q - k) < 9 score s + 1 softmax relu(3) }", with_lse=False),
+    Case("retention", "attention kept(g: f32[h] grad) { mask k <= q weight 1 + 0.1 * k softmax none "
+         "score s * exp2(-g[h] * g[h] * (q - k)) }", draw(g=(H,)), with_lse=False),
+    Case("sigmoid_cells", "attention cells(t: f32[h, row, k] grad, w: f32[k] grad) { score s + t[h, row, k] "
+         "softmax sigmoid(-2) weight w[k] }", draw(t=(H, Q, K), w=(K,)), with_lse=False),
     Case("wild", "attention wild(a: f32[h] grad) { score log(1 + exp(s * a[h])) mask k < q and k < 33 }", draw(a=(H,)),
          poisoned=20, poison=1e4),
     Case("shared_heads", "attention shared(t: f32[h_kv] grad, u: f32[b] grad) { score s * t[h_kv] + u[b] * s * s / 9 }",

@@ -190,7 +190,7 @@ def test_negative_query_positions(mask: str, warned: bool) -> None:
 
 def test_not_yet_is_told_all_at_once() -> None:
     text = (
-        "attention x { softmax none dropout 0.1 }\nprecision { inputs f8e4m3 rotate hadamard scales per_head }\n"
+        "attention x { softmax sparsemax dropout 0.1 }\nprecision { inputs f8e4m3 rotate hadamard scales per_head }\n"
         "schedule { loop kv_outer }\nschedule gfx942 { algorithm fa3 }\nlayout { q ragged "
         "kv dense, int8(scales = token) }"
     )
@@ -199,7 +199,7 @@ def test_not_yet_is_told_all_at_once() -> None:
     found = [d.code for d in caught.value.diagnostics]
     assert found == ["N101", "N102", "N105", "N108", "N108", "N107", "N106", "N103", "N104"]
     assert all(d.span is not None and d.message.startswith("not yet: ") for d in caught.value.diagnostics)
-    assert "n.attn:1:15: error N101: not yet: softmax none" in str(caught.value)
+    assert "n.attn:1:15: error N101: not yet: softmax sparsemax" in str(caught.value)
 
 
 def test_passes() -> None:
@@ -215,7 +215,7 @@ def test_passes() -> None:
 def test_built_things_are_known_things() -> None:
     assert set(POLICIES) >= built.SOFTMAX
     for policy in built.SOFTMAX:
-        argument = "(1)" if policy == "sink" else ""
+        argument = "(1)" if policy in ("sink", "sigmoid", "relu") else ""
         refuse_unbuilt(parse(f"attention x {{ softmax {policy}{argument} }}"))
     for algorithm in built.ALGORITHMS:
         refuse_unbuilt(parse(f"attention x {{ }} schedule {{ algorithm {algorithm} }}"))

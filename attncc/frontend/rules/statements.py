@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from lark import Token, Tree
 
 from attncc.errors import Span
-from attncc.frontend.consts import MAX_DEPTH, MAX_LETS, MAX_NODES, MAX_STATEMENTS, MAX_TOTAL, POLICY_ARGUMENTS
+from attncc.frontend.consts import (
+    MAX_DEPTH,
+    MAX_LETS,
+    MAX_NODES,
+    MAX_POWER,
+    MAX_STATEMENTS,
+    MAX_TOTAL,
+    POLICY_ARGUMENTS,
+)
 from attncc.frontend.reader import Piece
 from attncc.frontend.report import quoted, span_of
 from attncc.frontend.rules.context import Context, Typed
@@ -217,13 +225,27 @@ def _argument(policy: str, arg: Tree, context: Context) -> Typed | None:
     span, what = span_of(node), f"'{policy}'"
     if policy == "relu":
         value_int = _want(value, "int", what, span, context, "the power is an int")
-        if value_int is not None:
-            _check_range(value_int, "the power", span, 1, 65, context)
+        if value_int is None or not _is_constant(value_int, "the power", span, context):
+            return None
+        _check_range(value_int, "the power", span, 1, MAX_POWER + 1, context)
         return value_int
     result = _want(value, "float", what, span, context)
     if policy == "entmax" and result is not None:
         _check_range(result, "alpha", span, 1.0, 64.0, context)
     return result
+
+
+def _is_constant(value: Typed, what: str, span: Span, context: Context) -> bool:
+    """Known when the kernel is made: numbers and const parameters."""
+    named = sorted(n.name for n in walk(value.expr) if isinstance(n, Var))
+    varying = [n for n in named if (p := context.params.get(n)) is None or not p.const]
+    if varying or value.tensors:
+        what_varies = quoted(varying[0] if varying else min(value.tensors))
+        hint = "write a number, or a parameter declared const int"
+        context.report.error(
+            "E504", span, f"{what} is baked into the kernel, and {what_varies} is not known then", hint
+        )
+    return not varying and not value.tensors
 
 
 def _custom(name: Token, args: list[Tree], body: Body, context: Context) -> None:

@@ -1,0 +1,98 @@
+"""Normalisers beside the exponential ones: against float64 in every pass, by their formula, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attncc
+from attncc import frontend
+from attncc.analysis.normaliser import normaliser
+from attncc.runtime.check import SHAPES, check
+
+SPECS = {
+    "sigmoid": "attention a(e: f32[h] grad) { mask k <= q score 3 * tanh(s) softmax sigmoid(e[h]) weight 1 + 0.1 * k }",
+    "relu": "attention a { mask 0 <= q - k < 9 softmax relu(1) }",
+    "relu_squared": "attention a(n: const int = 2) { mask k <= q softmax relu(n) }",
+    "none": "attention a(g: f32[h] grad) { mask k <= q score s * exp2(-g[h] * g[h] * (q - k)) softmax none }",
+}
+
+
+@pytest.mark.parametrize("text", SPECS.values(), ids=SPECS)
+def test_on_the_cpu(text):
+    report = check(frontend.parse(text).spec, "cpu", seeds=(0,), shapes=SHAPES["cpu"][:3], differences=True)
+    assert report.passed, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "interpreter"])
+@pytest.mark.parametrize("text", SPECS.values(), ids=SPECS)
+def test_everything(text, device):
+    report = check(frontend.parse(text).spec, device, differences=True)
+    assert report.passed, str(report)
+
+
+def tensors(*shape: int) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(3)]
+
+
+def test_by_their_formula():
+    """Beside the reference, which check uses: these lines know nothing of attncc."""
+    q, k, v = tensors(1, 2, 7, 16)
+    s = q @ k.mT / 4
+    for policy, p in (("sigmoid(-1)", torch.sigmoid(s - 1)), ("relu(1)", s.relu() / 7),
+                      ("relu(3)", s.relu() ** 3 / 7), ("none", s)):  # fmt: skip
+        out = attncc.compile(f"attention a {{ softmax {policy} }}")(q, k, v)
+        assert torch.allclose(out, p @ v, rtol=1e-12, atol=1e-12), policy
+
+
+def test_a_score_of_minus_infinity_is_excluded_and_nan_passes():
+    q, k, v = tensors(1, 1, 5, 8)
+    v[:, :, 4] = torch.nan
+    for policy in ("sigmoid(0)", "relu(2)", "none"):
+        out = attncc.compile(f"attention a {{ score where(k < 4, s, log(0.0)) softmax {policy} }}")(q, k, v)
+        want = attncc.compile(f"attention a {{ mask k < 4 softmax {policy} }}")(q, k, v)
+        assert torch.equal(out, want) and want.isfinite().all()
+        out = attncc.compile(f"attention a {{ score where(k < 3, s, log(-1.0)) softmax {policy} }}")(q, k, q)
+        assert out.isnan().all(), policy
+
+
+def test_parts_add_up():
+    q, k, v = tensors(1, 2, 9, 16)
+    part = attncc.compile("attention a(low: int, high: int) { mask low <= k < high softmax sigmoid(-2) }")
+    whole = attncc.compile("attention a { softmax sigmoid(-2) }")(q, k, v)
+    assert torch.allclose(part(q, k, v, low=0, high=4) + part(q, k, v, low=4, high=9), whole, rtol=1e-12)
+
+
+def test_there_is_no_lse():
+    q, k, v = tensors(1, 2, 9, 16)
+    with pytest.raises(ValueError, match="softmax sigmoid divides by no sum, and has no lse"):
+        attncc.compile("attention a { softmax sigmoid(-2) }")(q, k, v, return_lse=True)
+
+
+def test_in_a_graph_with_gradients():
+    attn = attncc.compile("attention a(e: f32[h] grad) { mask k <= q softmax sigmoid(e[h]) }")
+    e = torch.zeros(2, requires_grad=True)
+
+    def loss(q, k, v):
+        return attn(q, k, v, e=e).square().sum()
+
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 9, 16))
+    want = torch.autograd.grad(loss(q, k, v), [q, k, v, e])
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(q, k, v), [q, k, v, e])
+    assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("policy", "vanishes", "flat"),
+    [("sigmoid(k_len)", True, True), ("relu(1)", True, True), ("relu(8)", True, True), ("none", False, False)],
+)
+def test_what_happens_to_an_excluded_score_is_proved(policy, vanishes, flat):
+    rule = normaliser(frontend.parse(f"attention a {{ softmax {policy} }}").spec)
+    assert (rule.vanishes, rule.flat, rule.has_lse) == (vanishes, flat, False)
+
+
+def test_the_power_is_a_constant_in_its_range():
+    with pytest.raises(attncc.api.SpecError, match="E505: the power is 9"):
+        attncc.compile("attention a(n: const int) { softmax relu(n) }", n=9)
