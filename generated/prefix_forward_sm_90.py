@@ -108,7 +108,7 @@ def forward(q, k, v, *, prefix):
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
     out = q.new_empty((b_len, h_len, q_len, 128))
     lse = q.new_empty((b_len, h_len, q_len), dtype=torch.float32)
-    if not lse.numel():
+    if not b_len * h_len * q_len:
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
