@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.analysis.normaliser import Normaliser, normaliser
 from attncc.codegen.backward_sites import Site
-from attncc.codegen.lower import Lowering, score_text
+from attncc.codegen.lower import Lowering, level, score_text
 from attncc.codegen.printer import BIT_AND, TERM
 from attncc.ir import FUNCTIONS, Const, Expr, Op, Read, Var, names, rewrite, walk
 
@@ -125,12 +125,12 @@ def _stage(
     """One score, and the name that its result has: `after`, else another one where the chain rule asks for what it was
     made of."""
     lowering.names["s"] = before
-    found = _partials(score, sites)
+    found, plain = _partials(score, sites), level(score) != "pair"
     wild = any(_wild(e) for e in (derivative(score, S), *(e for _, e in found)))
     lines, (score, slope, *slopes) = _share(lowering, [score, derivative(score, S), *(e for _, e in found)])
     asked = any("s" in names(e) for e in (slope, *slopes))
     after = after or (lowering.fresh.fresh("s_then") if asked else before)
-    lines.append(f"{after} = {score_text(lowering, score)}")
+    lines.append(f"{after} = {score_text(lowering, score) if plain else lowering.text(score)}")
     partials = tuple((site, e) for (site, _), e in zip(found, slopes, strict=True))
     return _Stage(tuple(lines), slope, partials, before, wild), after
 
