@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from attncc.codegen.lower import Lowering
-from attncc.codegen.naming import Names
 from attncc.codegen.printer import BIT_AND, SUM
 from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tile_names
 from attncc.ir import names as names_of
@@ -91,10 +90,10 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     tests = visits.may is not None or visits.must is not None
     closed = {"full": visits.full, "masked": () if tests else visits.masked}
     jumps = any(len(s) > 1 for s in closed.values())
-    walks = {c: _walk(c, s, scalar, lines, lowering.fresh, jumps) for c, s in closed.items() if s}
+    walks = {c: _walk(c, s, scalar, lines, lowering, jumps) for c, s in closed.items() if s}
     tested = None
     if tests and visits.masked:
-        walk = _walk("masked", visits.masked, scalar, lines, lowering.fresh, len(visits.masked) > 1)
+        walk = _walk("masked", visits.masked, scalar, lines, lowering, len(visits.masked) > 1)
         may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
         must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
         tested = Tested(walk.begin, walk.end, walk.tile, lowering.take("program"), may, must)
@@ -115,19 +114,24 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
 
 
 def _walk(
-    name: str, segments: Sequence[Segment], scalar: Callable[..., str], lines: list[str], fresh: Names, jumps: bool
+    name: str,
+    segments: Sequence[Segment],
+    scalar: Callable[..., str],
+    lines: list[str],
+    lowering: Lowering,
+    jumps: bool,
 ) -> Walk:
     """Segments end to end: `name_i` steps lie before segment i + 1; a tile is its segment's begin plus what is left."""
     ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
     if not jumps:
         return Walk(*ends[0], "step")
-    steps = [fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
+    steps = [lowering.fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
     tile = ""
     for i, (begin, end) in reversed(list(enumerate(ends))):
-        length = f"tl.maximum({end} - {begin}, 0)"
+        length = f"{lowering.language}.maximum({end} - {begin}, 0)"
         lines.insert(
             len(lines) - (len(segments) - 1 - i), f"{steps[i]} = " + (f"{steps[i - 1]} + {length}" if i else length)
         )
         start = f"{begin} - {steps[i - 1]}" if i else begin
-        tile = f"tl.where(step < {steps[i]}, {start}, {tile})" if tile else start
+        tile = f"{lowering.language}.where(step < {steps[i]}, {start}, {tile})" if tile else start
     return Walk("0", steps[-1], f"{tile} + step")

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import fold
-from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, TERM, TRITON, TRITON_WIDE, Printer
+from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, LANGUAGES, TERM, Printer
 from attncc.codegen.signature import stride_name, vectorized
 from attncc.codegen.tables import LARGEST, Tables
 from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
 IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
-NARROW = {"f16": "tl.float32", "bf16": "tl.float32", "i8": "tl.int32", "i16": "tl.int32", "u8": "tl.int32"}
-WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "tl.int64")}
+NARROW = {"f16": "float32", "bf16": "float32", "i8": "int32", "i16": "int32", "u8": "int32"}
+WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "int64")}
 
 
 def level(e: Expr) -> str:
@@ -34,12 +34,15 @@ class Lowering:
     nonnegative: Callable[[Expr], bool]
     tables: Tables
     int_bits: int
+    language: str = "tl"  # of the kernel: tl is Triton, gl Gluon
     lines: dict[str, list[str]] = field(default_factory=lambda: {"program": [], "row": [], "key": [], "pair": []})
     printer: Printer = field(init=False)
 
     def __post_init__(self) -> None:
-        backend, self.widen = (TRITON, NARROW) if self.int_bits == 32 else (TRITON_WIDE, WIDE)
-        self.printer = Printer(backend, self.names, {}, {}, self.nonnegative, self.positive)
+        self.widen = NARROW if self.int_bits == 32 else WIDE
+        self.printer = Printer(
+            LANGUAGES[self.language, self.int_bits], self.names, {}, {}, self.nonnegative, self.positive
+        )
         self._reads: dict[Read, str] = {}
         self._known: dict[Expr, str] = {}
         self._summaries = {s.name: s for s in (*self.tables.own.values(), *self.tables.reduced, *self.tables.scanned)}
@@ -95,7 +98,7 @@ class Lowering:
         else:
             tile, place = self.printer(read.indices[-1]), self.tables.place(summary)
             lanes = "" if summary.axis == self.tables.outer else f", mask={tile} < {summary.axis}_tiles, other=0"
-            code = f"tl.load(Tables + {place + ' + ' if place else ''}{tile}{lanes})"
+            code = f"{self.language}.load(Tables + {place + ' + ' if place else ''}{tile}{lanes})"
             self.lines["program"].append(f"{name} = {code}")
         self._reads[read] = name
 
@@ -103,23 +106,28 @@ class Lowering:
         """The least or greatest of a summary's value over the positions of a tile that are `inside`."""
         neutral = LARGEST[self.int_bits] if summary.reduce == "min" else -LARGEST[self.int_bits]
         value = self.text(summary.value)
-        value = value if self.int_bits == 32 else f"tl.cast({value}, tl.int64)"  # flags are 32 bits wide by themselves
-        return f"tl.{summary.reduce}(tl.where({inside}, {value}, {neutral}))"
+        value = (
+            value if self.int_bits == 32 else f"{self.language}.cast({value}, {self.language}.int64)"
+        )  # flags are 32 bits wide by themselves
+        return f"{self.language}.{summary.reduce}({self.language}.where({inside}, {value}, {neutral}))"
 
     def _load(self, read: Read, param: Param) -> str:
         tensor, terms = self.names[param.name], []
         for i, index in enumerate(read.indices):
             word = param.element == "bit" and i == len(param.axes) - 1
             if vectorized(param, i):
-                offset = f"tl.cast({self.printer(index, ATOM) + ' // 32' if word else self.printer(index)}, tl.int64)"
+                index_text = self.printer(index, ATOM) + " // 32" if word else self.printer(index)
+                offset = f"{self.language}.cast({index_text}, {self.language}.int64)"
             else:
                 offset = self.printer(index, TERM)
             terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
         inside = " & ".join(self.inside(read, param))
-        code = f"tl.load({' + '.join([tensor, *terms])}" + (f", mask={inside}, other=0)" if inside else ")")
+        code = f"{self.language}.load({' + '.join([tensor, *terms])}" + (
+            f", mask={inside}, other=0)" if inside else ")"
+        )
         if param.element == "bit":
             return f"({code} >> ({self.printer(read.indices[-1], ATOM)} & 31)) & 1 != 0"
-        return f"{code}.to({self.widen[param.element or '']})" if param.element in self.widen else code
+        return f"{code}.to({self.language}.{self.widen[param.element or '']})" if param.element in self.widen else code
 
     def inside(self, read: Read, param: Param) -> Iterable[str]:
         """What has to be compared so that nothing outside an axis is read."""
@@ -142,7 +150,7 @@ def score_text(lowering: Lowering, e: Expr) -> str:
     """A score, as one number for each pair even where it has one for a row, a key or all of them."""
     if level(e) == "pair":
         return lowering.text(e)
-    return f"tl.zeros_like({lowering.names.get('s', 's')}) + {lowering.text(e, TERM)}"
+    return f"{lowering.language}.zeros_like({lowering.names.get('s', 's')}) + {lowering.text(e, TERM)}"
 
 
 def terms(e: Expr) -> Iterator[Expr]:

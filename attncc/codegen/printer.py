@@ -77,6 +77,20 @@ TRITON_WIDE = replace(TRITON, forms={**TRITON.forms, "floor": Form("tl.floor({0}
 # What Python refuses of floats is left to tensors without dimensions, which take 1 / 0 as the language does.
 _QUOTIENT = Form("tensor({0}) / {1}", TERM, (ANY, TERM + 1), "tensor")
 
+_HOPPER = {"sigmoid": "sigmoid", "tanh": "fast_tanh"}
+
+
+def _gluon(triton: Backend) -> Backend:
+    """The same words from Gluon's own module. It has no sigmoid; the hardware's tanh is exact to 11 bits, which is
+    what 16-bit products ask for."""
+    forms = {op: replace(form, pattern=form.pattern.replace("tl.", "gl.")) for op, form in triton.forms.items()}
+    return replace(triton, name="gluon", forms={**forms, **{f: call(h, helper=True) for f, h in _HOPPER.items()}})
+
+
+LANGUAGES = {  # by the name of the module in a kernel's file, and the width of its integers
+    ("tl", 32): TRITON, ("tl", 64): TRITON_WIDE, ("gl", 32): _gluon(TRITON), ("gl", 64): _gluon(TRITON_WIDE),
+}  # fmt: skip
+
 # Tiles as tensors; scalars may be Python numbers, which the helpers accept too.
 TORCH = Backend(
     "torch",

@@ -9,6 +9,8 @@ from attncc.analysis.normaliser import normaliser
 from attncc.codegen.parts import split
 from attncc.ir import AttentionSpec, KernelPlan, Param
 
+CONSUMER_ROWS = 64  # rows of a warp group, the least that its matrix instruction takes
+
 POINTEES = {
     "f32": "fp32", "f16": "fp16", "bf16": "bf16", "bool": "i1", "bit": "i32",
     "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "u8",
@@ -35,23 +37,16 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     """Those of the main kernel; `names` gives each parameter's and free axis's name in it."""
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
-    made = [Argument("Q", pointer, "pointer", "call", "q")]
-    for name, size in (("k", plan.head_dim), ("v", plan.head_dim_v)):
-        if plan.loads == "descriptor":
-            for part in split(size, ""):
-                block = f"{POINTEES[plan.dtype]}[1,1,{plan.tile_k},{part.size}]"
-                value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), [1, 1, {plan.tile_k}, {part.size}])"
-                made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
-        else:
-            made.append(Argument(name.upper(), pointer, "pointer", "call", name))
-    made.append(Argument("Out", pointer, "pointer", "output", "out"))
+    made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(plan, pointer)
     if normaliser(spec).has_lse:
         made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
+    if plan.algorithm == "fa3":
+        made.append(Argument("Drawn", "*i32", "pointer", "output", "drawn"))
     made += [
         Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
     ]
     strided = (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"))
-    for tensor, axes in strided if plan.loads == "pointer" else strided[:1]:
+    for tensor, axes in strided if plan.loads == "pointer" else strided[:1] if plan.algorithm != "fa3" else ():
         for i, axis in enumerate(axes):
             kind = "last_stride" if axis == "d" else "stride"
             made.append(Argument(f"stride_{tensor}{axis}", "i64", kind, "call", f"{tensor}.stride({i})"))
@@ -70,8 +65,37 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))
     for axis in spec.free_axes:
         made.append(Argument(names[axis], "i32", "scalar", "parameter", axis))
-    made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
+    if plan.algorithm != "fa3":  # whose layouts depend on them: there they are constants of the file
+        made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
     return tuple(made)
+
+
+def _tensors(plan: KernelPlan, pointer: str) -> list[Argument]:
+    """Q, K, V and Out of a Triton kernel."""
+    made = [Argument("Q", pointer, "pointer", "call", "q")]
+    for name, size in (("k", plan.head_dim), ("v", plan.head_dim_v)):
+        if plan.loads == "descriptor":
+            for part in split(size, ""):
+                block = f"{POINTEES[plan.dtype]}[1,1,{plan.tile_k},{part.size}]"
+                value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), [1, 1, {plan.tile_k}, {part.size}])"
+                made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
+        else:
+            made.append(Argument(name.upper(), pointer, "pointer", "call", name))
+    return [*made, Argument("Out", pointer, "pointer", "output", "out")]
+
+
+def _hopper_tensors(plan: KernelPlan) -> list[Argument]:
+    """Q, K, V and Out by TMA, for each part of a head: tiles of a consumer's rows, or of keys."""
+    made = []
+    for name, size, rows in (("q", plan.head_dim, CONSUMER_ROWS), ("k", plan.head_dim, plan.tile_k),
+                             ("v", plan.head_dim_v, plan.tile_k), ("out", plan.head_dim_v, CONSUMER_ROWS)):  # fmt: skip
+        for part in split(size, ""):
+            layout = f"NVMMASharedLayout(swizzle_byte_width={min(128, 2 * part.size)}, element_bitwidth=16, rank=4)"
+            type_ = f"tensordesc<{POINTEES[plan.dtype]}[1, 1, {rows}, {part.size}],{layout}>"
+            owner = "output" if name == "out" else "call"
+            value = f"described({name}, {rows}, {part.size})"
+            made.append(Argument(name.capitalize() + part.tag, type_, "descriptor", owner, value))
+    return made
 
 
 def table_arguments(args: tuple[Argument, ...]) -> tuple[Argument, ...]:

@@ -13,6 +13,7 @@ from attncc.codegen import launch
 from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import environment
+from attncc.codegen.hopper import HopperView, hopper_view
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
 from attncc.codegen.naming import Names, parameter_names, reserved
@@ -29,6 +30,8 @@ INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 
+LANGUAGE = {"fa2": "tl", "fa3": "gl"}  # what kernels call the module of their language
+SKELETONS = {"fa2": "triton/fa2_forward.py.jinja", "fa3": "gluon/fa3_forward.py.jinja"}
 TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
 
 
@@ -93,6 +96,7 @@ class KernelView:
     torch_dtype: str
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
+    hopper: HopperView | None = None
 
 
 def render(
@@ -104,7 +108,11 @@ def render(
     comment, `resources` what the kernel compiled to (registers, spills, shared_bytes), where that is known.
     """
     view = kernel_view(spec, visits, plan, banner(spec, plan, text, resources))
-    return environment().get_template(f"triton/{plan.algorithm}_forward.py.jinja").render(view=view)
+    if plan.algorithm == "fa3":
+        args = arguments(spec, plan, kernel_names(spec)[1])
+        lines = *view.program_lines, *view.row_lines
+        view = replace(view, hopper=hopper_view(plan, args, view.visits, lines, view.k_parts, view.v_parts))
+    return environment().get_template(SKELETONS[plan.algorithm]).render(view=view)
 
 
 def file_name(spec_name: str, plan: KernelPlan) -> str:
@@ -164,13 +172,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    tables = tables_of(visits)
+    tables, language = tables_of(visits), LANGUAGE[plan.algorithm]
 
-    def lower() -> Lowering:
+    def lower(language: str = "tl") -> Lowering:
         known = Names(reserved() | {*names.values(), kernel})
-        return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits)
+        return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits, language)
 
-    lowering = lower()
+    lowering = lower(language)
 
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
@@ -205,14 +213,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         k_parts=k_parts, v_parts=v_parts, d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))),
         tile_q=plan.tile_q, tile_k=plan.tile_k, warps=plan.warps, stages=plan.stages,
         launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "",
-        position_open="(" if wide else "", position_close=").to(tl.int64)" if wide else "",
+        position_open="(" if wide else "", position_close=f").to({language}.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
         weighing_lines=weighing_lines, weighing=weighing, excludes=not rule.vanishes,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        key_mask=key_mask,
-        mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
+        key_mask=key_mask, mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,

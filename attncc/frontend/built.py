@@ -9,6 +9,6 @@ QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory
 INPUTS = frozenset(("bf16", "f16", "f32"))
 SCALES: frozenset[str] = frozenset()
 ROTATE = frozenset(("none",))
-ALGORITHMS = frozenset(("fa2",))
+ALGORITHMS = frozenset(("fa2", "fa3"))
 LOOPS = frozenset(("q_outer",))
 PASSES = frozenset(("forward", "backward"))

@@ -37,7 +37,7 @@ class KernelPlan:
     """Every choice that changes generated code. Equal plans of one spec give the same bytes."""
 
     target: str  # a name of targets.TARGETS
-    algorithm: str  # fa2
+    algorithm: str  # fa2 | fa3: of which tile_q / 64 warp groups multiply, beside a warp that loads
     loop: str  # q_outer
     tile_q: int
     tile_k: int
@@ -62,6 +62,7 @@ class KernelPlan:
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
+    queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
     )

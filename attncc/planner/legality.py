@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from attncc.ir import KernelPlan, PassPlan
-from attncc.planner import registers, shared_memory
+from attncc.planner import hopper, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
 from attncc.targets import Target
 
@@ -44,13 +44,15 @@ def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
         found += [v for v in _choices(keys, target) + _sizes(keys) if v not in found]
     if found or not target.is_gpu:
         return tuple(found)  # the estimates below are of well-formed plans
-    return tuple(_resources(plan, target))
+    if plan.algorithm == "fa3":
+        found = [Violation(*fault) for fault in hopper.faults(plan, target)]
+    return tuple(found or _resources(plan, target))
 
 
 def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     found = []
     for limit, value, known in (
-        ("algorithm", plan.algorithm, ("fa2",)),
+        ("algorithm", plan.algorithm, ("fa2", "fa3")),
         ("loop", plan.loop, ("q_outer",)),
         ("dtype", plan.dtype, _dtypes(target)),
         ("products", plan.products, ("ieee", "tf32")),
@@ -61,7 +63,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         if value not in known:
             allowed = ", ".join(known)
             found.append(Violation(limit, value, allowed, f"{limit} {value} is not among what is built: {allowed}"))
-    if plan.loads == "descriptor" and not target.caps.has_tma:
+    if plan.loads == "descriptor" and not target.caps.has_tma and plan.algorithm != "fa3":
         found.append(Violation("loads", "descriptor", "pointer", f"{target.name} has no TMA unit for descriptor loads"))
     if plan.products == "tf32" and plan.dtype == "f32" and target.is_gpu and not target.caps.has_tf32:
         found.append(Violation("products", "tf32", "ieee", f"{target.name} has no tf32 products"))
@@ -89,7 +91,7 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
             )
         elif value < low:
             found.append(Violation(limit, value, low, f"{limit} is {value}, at least {low} is needed"))
-        elif limit in ("warps", "tile_q", "tile_k") and value & (value - 1):
+        elif limit in _powers(plan) and value & (value - 1):
             nearest = 1 << value.bit_length() - 1
             found.append(
                 Violation(limit, value, nearest, f"{limit} is {value}, a power of two is needed, such as {nearest}")
@@ -99,11 +101,19 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
 
 def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | PassPlan, int, int]]:
     """Each kernel, its bytes of shared memory, and the registers of a thread that it cannot do without."""
+    if plan.algorithm == "fa3":
+        yield plan, hopper.shared_bytes(plan), hopper.registers(plan)
+        return
     if plan.direction == "forward":
         yield plan, shared_memory.fa2_forward(plan, target), registers.accumulators(plan, target)
         return
     for which, own in plan.passes.items():
         yield own, fa2_pass(plan, which, target), registers.backward_accumulators(plan, which, target)
+
+
+def _powers(plan: KernelPlan) -> tuple[str, ...]:
+    """Sizes that are powers of two; fa3 has a number of warp groups."""
+    return ("tile_k",) if plan.algorithm == "fa3" else ("warps", "tile_q", "tile_k")
 
 
 def _resources(plan: KernelPlan, target: Target) -> list[Violation]:

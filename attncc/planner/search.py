@@ -10,7 +10,7 @@ from typing import TypeVar
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
-from attncc.planner import efficiency, shared_memory
+from attncc.planner import efficiency, hopper, shared_memory
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
 from attncc.planner.operands import operands
@@ -48,10 +48,15 @@ def choose(
     for calls whose K or V the TMA unit cannot address: what it shares with that one gives the same bits.
     """
     schedule = spec.schedule(target.name)
+    if schedule.algorithm == "fa3" and target.is_gpu:
+        if any_stride:  # which is no kernel of that algorithm: what is pinned is not about it
+            schedule = Schedule()
+        elif why := hopper.unfit(spec, visits):
+            raise PlanError(f"no plan of {spec.name} fits {target.name}: {why}")
     usual = class_of(shape)
     candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
-    if any_stride:
-        bits = _same_bits(choose(spec, shape, target, visits).plan)
+    if any_stride and (main := choose(spec, shape, target, visits).plan).algorithm != "fa3":
+        bits = _same_bits(main)
         candidates = [plan for plan in candidates if _same_bits(plan) == bits]
     judged = [(plan, violations(plan, target)) for plan in candidates]
     legal = [plan for plan, faults in judged if not faults]
@@ -88,6 +93,9 @@ def _rank(predicted: Costs, plan: KernelPlan, target: Target, masked: bool) -> t
 def _candidates(
     spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None, any_stride: bool
 ) -> Iterator[KernelPlan]:
+    if schedule.algorithm == "fa3" and target.is_gpu:
+        yield from _hopper(spec, shape, target, schedule, visits)
+        return
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
@@ -108,6 +116,25 @@ def _candidates(
                 pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, row_bytes=read.row,
                 gather_bytes=read.gather, chain_bytes=read.chain, classed=_classed(visits),
             )  # fmt: skip
+
+
+def _hopper(
+    spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None
+) -> Iterator[KernelPlan]:
+    """Warp-specialised kernels: the usual schedule of the head size, changed by what is pinned."""
+    dtype, read = spec.precision.inputs or shape.dtype, operands(spec)
+    for usual, reference in product(hopper.schedules(shape), _references(spec, dtype, target, visits)):
+        tile_q = schedule.tile_q or usual.tile_q
+        consumers = tile_q // hopper.GROUP_ROWS
+        yield KernelPlan(
+            target=target.name, algorithm="fa3", loop=schedule.loop or "q_outer", tile_q=tile_q,
+            tile_k=schedule.tile_k or usual.tile_k, stages=schedule.stages or usual.stages,
+            warps=schedule.warps or consumers * hopper.WARPS_GROUP, head_dim=shape.head_dim,
+            head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads="descriptor",
+            max_registers=hopper.REGISTERS.get(consumers, 0), reference=reference, queries=usual.queries,
+            pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, row_bytes=read.row,
+            gather_bytes=read.gather, chain_bytes=read.chain,
+        )  # fmt: skip
 
 
 def _classed(visits: Visits | None) -> bool:
@@ -136,8 +163,10 @@ def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tup
 
 
 def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
-    known = plan.dtype in shared_memory.ELEMENT_BYTES
-    return replace(plan, shared_bytes=shared_memory.fa2_forward(plan, target)) if known else plan
+    if plan.dtype not in shared_memory.ELEMENT_BYTES:
+        return plan
+    taken = hopper.shared_bytes(plan) if plan.algorithm == "fa3" else shared_memory.fa2_forward(plan, target)
+    return replace(plan, shared_bytes=taken)
 
 
 def _ratio(other: Costs, best: Costs) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Ready:
     clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
     fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
     aligned: bool  # strides that TMA takes
+    whole: bool  # TMA loads q too, not k and v alone
     narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
     device: int | None  # index of the GPU, where there are several
     backward: Callable[[bool], Backward]  # found or built when it is asked for, by: 32-bit integers do
@@ -64,6 +66,7 @@ class Attention:
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
+        self._plans: dict[tuple[Any, ...], pipeline.Planned] = {}
         self._backward: dict[tuple[Any, ...], Backward] = {}
         self._cache: Cache | None = None
 
@@ -104,7 +107,7 @@ class Attention:
             return self._in_graph(q, k, v, given, validate)
         try:
             signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
-                q.shape, k.shape, v.shape, k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
+                q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
                 q.device, k.device, v.device, *given,
             )  # fmt: skip
             for name in self._tensors:
@@ -120,7 +123,8 @@ class Attention:
         if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
             return autograd.record(self, ready, q, k, v, given)
         values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
-        aligned = ready.aligned and (k.data_ptr() | v.data_ptr()) % TMA_BYTES == 0
+        pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.whole else 0)
+        aligned = ready.aligned and pointers % TMA_BYTES == 0
         launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
         if ready.device is None or ready.device == torch.cuda.current_device():
             return launch(q, k, v, **values)
@@ -170,15 +174,17 @@ class Attention:
         sizes = arguments.check_tensors(self.spec, q, k, v, given)
         target = target_for(self.target, q)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
-        strides = [s * q.element_size() for x in (k, v) for s in x.stride()[:3]]
-        aligned = (
-            target != INTERPRETER and sizes.k_len > 0 and k.stride(3) == v.stride(3) == 1
-            and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
-        )  # fmt: skip
         shape = planner.class_of(Shape(
             sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
             arguments.DTYPES[q.dtype],
         ))  # fmt: skip
+        whole = target != INTERPRETER and self._planned(target, shape, 32).choice.plan.algorithm == "fa3"
+        loaded = (q, k, v) if whole else (k, v)
+        strides = [s * q.element_size() for x in loaded for s in x.stride()[:3]]
+        aligned = (
+            target != INTERPRETER and sizes.k_len > 0 and all(x.stride(3) == 1 for x in loaded)
+            and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
+        )  # fmt: skip
         launches: dict[tuple[bool, bool], Launch] = {}
         build = partial(self._launcher, target, shape, launches)
         build(True, aligned)
@@ -191,7 +197,7 @@ class Attention:
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
         backward = partial(self._backward_launcher, target, shape)
-        ready = Ready(launches, build, clamps, fits, aligned, narrow, device, backward)
+        ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, backward)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -237,11 +243,20 @@ class Attention:
         return found
 
     def _planned(self, target: str, shape: Shape, int_bits: int) -> pipeline.Planned:
-        goal = INTERPRETED_AS if target == INTERPRETER else target
-        return pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
+        key = target, shape, int_bits
+        if key not in self._plans:
+            goal = INTERPRETED_AS if target == INTERPRETER else target
+            self._plans[key] = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
+        return self._plans[key]
 
     def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
         kernels = pipeline.every_kernel(self._planned(target, shape, int_bits))
+        if not aligned and kernels[0].choice.plan.algorithm == "fa3":
+            warnings.warn(
+                f"{self.name}: TMA takes rows at 16-byte-aligned addresses and strides, and these tensors lie otherwise"
+                " (or there are no keys): the kernel for any strides runs, which is slower",
+                stacklevel=2,
+            )
         launch: Launch = self._module(target, kernels[0] if aligned else kernels[-1]).forward
         return launch
 

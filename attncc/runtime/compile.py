@@ -23,9 +23,10 @@ from attncc.ir import AttentionSpec, KernelPlan
 from attncc.targets import Target, target
 
 ALIGNED = 16  # bytes and elements: what Triton's launcher tests addresses and strides for
+GROUP_WARPS = 4  # that a launch asks for, where a kernel shares the others out
 INSTRUCTIONS = {  # name: how it starts in PTX or in AMD's assembly
     "wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma", "mma": r"\bmma\.sync", "mfma": r"v_mfma",
-    "async_copy": r"cp\.async\.(?:ca|cg|bulk)", "exp2": r"ex2\.approx|v_exp_f32",
+    "setmaxnreg": r"setmaxnreg", "async_copy": r"cp\.async\.(?:ca|cg|bulk)", "exp2": r"ex2\.approx|v_exp_f32",
 }  # fmt: skip
 
 
@@ -73,16 +74,29 @@ def cross_compile(
 ) -> Any:  # fmt: skip
     """Triton's CompiledKernel of `kernel` (a JITFunction) for `plan.target`; nothing is loaded or launched."""
     signature, constants, divisible = specialization(args, plan, aligned)
-    source = ASTSource(kernel, signature, constants, hints(kernel.arg_names, divisible))
-    options: dict[str, int] = {"num_warps": plan.warps, "num_stages": plan.stages}
-    if plan.max_registers:
-        options["maxnreg"] = plan.max_registers
+    source, options = _source(kernel, signature, constants, hints(kernel.arg_names, divisible), plan)
     try:
         return compile(source, target=GPUTarget(*target(plan.target).gpu_target), options=options)
     except Exception as fault:
         where = f"tile {plan.tile_q} x {plan.tile_k}, {plan.stages} stages, {plan.warps} warps on {plan.target}"
         why = (str(fault).strip() or type(fault).__name__).splitlines()[-1]
         raise PlanError(f"Triton {triton.__version__} does not compile {kernel.__name__} ({where}): {why}") from fault
+
+
+def _source(
+    kernel: Any, signature: Mapping[str, str], constants: Mapping[str, int | None], attributes: Any, plan: KernelPlan
+) -> tuple[Any, dict[str, int]]:
+    """What Triton compiles, and its options. A Gluon kernel names its warp groups, registers and buffers itself."""
+    if plan.algorithm == "fa3":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        ordered = {name: signature[name] for name in kernel.arg_names}
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        return GluonASTSource(kernel, ordered, places, attributes), {"num_warps": GROUP_WARPS}
+    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    if plan.max_registers:
+        options["maxnreg"] = plan.max_registers
+    return ASTSource(kernel, signature, constants, attributes), options
 
 
 def specialization(

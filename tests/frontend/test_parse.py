@@ -191,7 +191,7 @@ def test_negative_query_positions(mask: str, warned: bool) -> None:
 def test_not_yet_is_told_all_at_once() -> None:
     text = (
         "attention x { softmax sparsemax dropout 0.1 }\nprecision { inputs f8e4m3 rotate hadamard scales per_head }\n"
-        "schedule { loop kv_outer }\nschedule gfx942 { algorithm fa3 }\nlayout { q ragged "
+        "schedule { loop kv_outer }\nschedule gfx942 { algorithm split_kv }\nlayout { q ragged "
         "kv dense, int8(scales = token) }"
     )
     with pytest.raises(SpecError) as caught:

@@ -1,0 +1,50 @@
+"""Warp-specialised kernels compile without a GPU: matrix products of warp groups, registers shared out, no spills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import triton
+
+from attncc.analysis import kernel_visits
+from attncc.frontend import parse
+from attncc.ir import Schedule, Shape
+from attncc.planner import choose
+from attncc.targets import target
+
+PINNED = "3.7.1"  # the version whose spills are known
+FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the loop
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+FEW = [("causal", 128, 128, "bf16"), ("window_alibi_sinks", 64, 64, "f16")]
+SIZES = [(64, 64), (96, 96), (192, 128), (128, 64), (256, 256)]
+NAMES = ("full", "causal_start", "alibi", "softcap", "streaming", "prefix", "gpt_oss", "gemma2", "dense_bias")
+MANY = [("causal", d, dv, dtype) for d, dv in SIZES for dtype in ("bf16", "f16")] + [
+    (name, 128, 128, "bf16") for name in NAMES
+]
+
+
+def check(compiled, name: str, d: int, dv: int, dtype: str) -> None:
+    path = SPECS / f"{name}.attn"
+    spec = parse(path.read_text(encoding="utf-8"), path.name).spec.bind({})
+    spec = replace(spec, schedules=(Schedule(algorithm="fa3"),))
+    plan = choose(spec, Shape(head_dim=d, head_dim_v=dv, dtype=dtype), target("sm_90"), kernel_visits(spec)).plan
+    assert plan.algorithm == "fa3"
+    found = compiled(spec, plan)
+    assert found.shared_bytes <= plan.shared_bytes <= target("sm_90").shared_bytes
+    assert plan.shared_bytes <= 1.02 * found.shared_bytes
+    assert found.instructions["wgmma"] and found.instructions["setmaxnreg"]
+    if triton.__version__ == PINNED:
+        assert found.spills <= FEW_WORDS
+
+
+@pytest.mark.parametrize(("name", "d", "dv", "dtype"), FEW)
+def test_a_kernel_of_warp_groups_compiles(compiled, name, d, dv, dtype):
+    check(compiled, name, d, dv, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "d", "dv", "dtype"), MANY)
+def test_every_size_compiles(compiled, name, d, dv, dtype):
+    check(compiled, name, d, dv, dtype)

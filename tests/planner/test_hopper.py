@@ -1,0 +1,60 @@
+"""Plans of the warp-specialised kernel: taken where they are pinned and can be, and refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attncc.analysis import kernel_visits
+from attncc.errors import PlanError
+from attncc.frontend import parse
+from attncc.ir import Schedule, Shape
+from attncc.planner import choose
+from attncc.targets import target
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+
+
+def plan(name: str, any_stride: bool = False, goal: str = "sm_90", pins: Schedule | None = None, **sizes):
+    spec = parse((SPECS / f"{name}.attn").read_text(encoding="utf-8")).spec.bind({})
+    spec = replace(spec, schedules=(pins or Schedule(algorithm="fa3"),))
+    return choose(spec, Shape(**sizes), target(goal), kernel_visits(spec), any_stride).plan
+
+
+@pytest.mark.parametrize(("d", "dv", "tiles"), [(64, 64, (192, 128)), (128, 128, (128, 128)), (256, 256, (128, 64))])
+def test_a_pinned_algorithm_is_taken(d, dv, tiles):
+    found = plan("causal", head_dim=d, head_dim_v=dv)
+    assert (found.algorithm, found.tile_q, found.tile_k) == ("fa3", *tiles)
+    assert found.warps * 16 == found.tile_q
+
+
+def test_what_else_is_pinned_is_kept():
+    found = plan("causal", pins=Schedule(algorithm="fa3", tile_q=128, tile_k=64, stages=3))
+    assert (found.tile_q, found.tile_k, found.stages) == (128, 64, 3)
+
+
+def test_strides_that_tma_cannot_take_run_another_kernel():
+    found = plan("causal", any_stride=True)
+    assert (found.algorithm, found.loads) == ("fa2", "pointer")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "words"),
+    [
+        ("padding", {}, "the mask leaves out keys whose values may be anything"),
+        ("dilated", {}, "this mask classes tiles one by one"),
+        ("row_bounds", {}, "follow from what its rows read"),
+        ("causal", {"dtype": "f32"}, "fa3 multiplies 16-bit types, not f32"),
+        ("causal", {"head_dim": 24}, "fa3 takes head sizes that are multiples of 16"),
+        ("causal", {"head_dim": 512, "head_dim_v": 512}, "head size 512"),
+        ("causal", {"head_dim": 64}, "leaves through the buffer of Q"),
+        ("causal", {"goal": "sm_80"}, "fa3 needs matrix products of warp groups and TMA, which sm_80 lacks"),
+        ("causal", {"pins": Schedule(algorithm="fa3", tile_q=64)}, "tile_q is 128 or 192, not 64"),
+    ],
+)
+def test_a_refusal_says_why(name, sizes, words):
+    with pytest.raises(PlanError) as caught:
+        plan(name, **sizes)
+    assert words in str(caught.value)
