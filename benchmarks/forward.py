@@ -1,6 +1,7 @@
 """The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
 
-    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT] [--no-flex] [--json NAME]
+    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT] [--no-flex] [--warm SECONDS]
+        [--json NAME]
 
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
@@ -90,6 +91,9 @@ def mask_rows(s: int = 16384) -> list[Row]:
     ]  # fmt: skip
 
 
+MADE = {"dense": dense_rows, "variants": variant_rows, "masks": mask_rows}
+
+
 def kept_pairs(row: Row) -> int:
     """Pairs that the mask keeps, counted in slices of rows."""
     s = row.length
@@ -126,11 +130,20 @@ def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in rounds.items()}
 
 
+def tensors(row: Row) -> list[torch.Tensor]:
+    """q, k and v [B, H, S, D] in bfloat16, laid out [B, S, H, D]."""
+    shape = row.batch, row.length, row.heads, row.head_dim
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+
+
+def compile_flex(part: str, index: int) -> None:
+    """FlexAttention for one row, tuned; what it compiles stays in Triton's cache."""
+    row = MADE[part]()[index]
+    peers.flex(*tensors(row), row.mask, row.score)[0]()
+
+
 def measure(row: Row, with_flex: bool) -> dict[str, Any]:
-    q, k, v = (
-        torch.randn(row.batch, row.length, row.heads, row.head_dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-        for _ in range(3)
-    )
+    q, k, v = tensors(row)
     start = time.perf_counter()
     attn = attncc.load(SPECS / f"{row.spec}.attn")
     out = attn(q, k, v, **row.params)
@@ -163,12 +176,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name holds this text")
     parser.add_argument("--json", default="forward.json")
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument(
+        "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
     wanted = options.rows.split(",")
-    made = {"dense": dense_rows, "variants": variant_rows, "masks": mask_rows}
+    rows = [(part, i, row) for part in wanted for i, row in enumerate(MADE[part]()) if options.only in row.name]
+    if options.warm and not options.no_flex:
+        peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []
-    for row in (r for part in wanted for r in made[part]() if options.only in r.name):
+    for _, _, row in rows:
         result = measure(row, not options.no_flex)
         results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,3 +54,26 @@ def flex(
     block_mask = blocks()
     gqa = q.shape[1] != k.shape[1]
     return lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=gqa), blocks
+
+
+def warm(module: str, rows: Sequence[tuple[str, int]], seconds: float, workers: int = 8) -> None:
+    """Compile what max-autotune will want for `rows`, arguments of `module`.compile_flex, side by side before it times.
+
+    Triton's cache is shared, what a worker found fastest beside the others is not. After `seconds` the rest is left.
+    """
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(tempfile.gettempdir(), "flex_triton"))
+    waiting, running = list(rows), []
+    context, end = multiprocessing.get_context("spawn"), time.monotonic() + seconds
+    while (waiting or running) and time.monotonic() < end:
+        running = [worker for worker in running if worker.is_alive()]
+        while waiting and len(running) < workers:
+            running.append(context.Process(target=_compile, args=(module, *waiting.pop(0)), daemon=True))
+            running[-1].start()
+        time.sleep(0.2)
+    for worker in running:
+        worker.kill()
+
+
+def _compile(module: str, part: str, index: int) -> None:
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    importlib.import_module(module).compile_flex(part, index)
