@@ -60,6 +60,10 @@ class KernelPlan:
     row_bytes: int = 0  # for each row
     gather_bytes: int = 0  # for each pair, too narrow to be loaded ahead
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
+    levels: tuple[int, ...] = ()  # for each pair, wide enough to be loaded ahead: what scores read, its indices, theirs
+    narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
+    index_bytes: int = 0  # the same, of indices
+    key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done

@@ -16,7 +16,7 @@ from attncc.planner.efficiency import efficiency
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
     SWAPPED,
-    WORD,
+    ahead_bytes,
     matrix_unit,
     padded,
     parts,
@@ -173,8 +173,8 @@ def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
     size = {
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
-        "pair": tq * tk * (plan.pair_bytes + WORD * plan.pair_bits), "key_operand": tk * plan.key_bytes,
-        "passed": tq * tk * sympy.nsimplify(passed_bytes(plan, target)), "chain": tq * tk * plan.chain_bytes,
+        "ahead": tq * tk * ahead_bytes(plan), "key_operand": tk * plan.key_bytes,
+        "passed": tq * tk * sympy.nsimplify(passed_bytes(plan, target)),
         "swapped": sympy.Integer(SWAPPED * plan.warps * target.warp_size),
     }  # fmt: skip
     moments, tiles = phases(plan, target), parts(plan, target)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from attncc.ir import AttentionSpec, Read, names, walk
+from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, names, walk
 
 ROWS, KEYS = frozenset(("q", "row")), frozenset(("k",))
 ELEMENT = {"bool": 1, "i8": 1, "u8": 1, "i16": 2, "f16": 2, "bf16": 2, "i64": 8}
-WORD = 4  # bytes of f32 and i32
+S = Var("s", "float")
+WORD = 4  # bytes of f32 and i32, and of the word that a packed bit is loaded in: the least that is loaded ahead
 
 
 @dataclass(frozen=True)
 class Operands:
     """Bytes of one tile's step, for each pair of it, for each of its keys or for each of its rows.
 
-    pair    read side by side, as a bias of each pair is: loaded ahead as K and V are
+    pair    read side by side, as a bias of each pair is
     bits    the same, packed bits: each is loaded as the word that it is in
-    key     of a key alone, such as the document that it belongs to: likewise
+    key     of a key alone, such as the document that it belongs to
     row     of a row alone: read once, before the loop
-    gather  too narrow to be loaded ahead (a byte of a pair's own): loaded when needed, then put into the layout of the
-            scores, a bool as a byte, anything else as a word; the widest
+    gather  a byte of a pair's own: a bool as a byte, anything else as a word; the widest
     chain   read at an index that was read itself, and such indices: all together
+    levels  of a pair, words and more: what scores and masks read, then its indices, then theirs, down to the first
+            that is narrower; 0 for a level that holds what is read of keys alone
+    keys    of a key alone, words and more: all levels
+    narrow  of a pair, read by scores and masks, less than a word: the widest
+    index   the same, of indices that lie side by side from row to row, unlike what is read at them: they are loaded in
+            a layout of their own; both take what is wide too where it is not loaded ahead
     """
 
     pair: int = 0
@@ -30,22 +37,29 @@ class Operands:
     row: int = 0
     gather: int = 0
     chain: int = 0
+    levels: tuple[int, ...] = ()
+    keys: int = 0
+    narrow: int = 0
+    index: int = 0
 
 
-def operands(spec: AttentionSpec) -> Operands:
-    """What the scores, masks and weight of `spec` read in the loop over keys. Each element that is read counts once."""
+def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
+    """What the scores, masks and weight of `spec` read in the loop over keys. Each element that is read counts once.
+
+    `apart`: the matrix unit keeps its accumulators to itself, so that what is added to q·k is loaded as any other.
+    """
     expressions = (*spec.masks, *spec.scores, *((spec.weight,) if spec.weight is not None else ()))
     reads = dict.fromkeys(n for e in expressions for n in walk(e) if isinstance(n, Read))
     inner = {n for r in reads for i in r.indices for n in walk(i) if isinstance(n, Read)}
     pair = bits = key = row = gather = chain = 0
     for read in reads:
-        element = spec.param(read.tensor).element or ""
-        size = ELEMENT.get(element, WORD)
+        element, size = spec.param(read.tensor).element, element_bytes(spec, read)
         where = names(read)
         nested = any(isinstance(n, Read) for i in read.indices for n in walk(i))
         if not where & KEYS:
             row += size if where & ROWS else 0  # the others are of the whole program
             continue
+        key += 0 if where & ROWS else size
         if nested or read in inner:
             chain += max(size, WORD)
         elif where & ROWS and size == 1:
@@ -54,6 +68,87 @@ def operands(spec: AttentionSpec) -> Operands:
             bits += 1
         elif where & ROWS:
             pair += size
-        else:
-            key += size
-    return Operands(pair, bits, key, row, gather, chain)
+    found = _Levels(spec)
+    for read in () if apart else _outermost(_summand(spec)):
+        found.visit(read, 0, late=True)
+    for e in expressions:
+        for read in _outermost(e):
+            found.visit(read, 0)
+    return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index)
+
+
+def element_bytes(spec: AttentionSpec, read: Read) -> int:
+    return ELEMENT.get(spec.param(read.tensor).element or "", WORD)
+
+
+def has_key_mask(spec: AttentionSpec) -> bool:
+    """Whether keys alone decide a part of the mask."""
+    return any(names(t) & KEYS and not names(t) & ROWS for m in spec.masks for t in _terms(m))
+
+
+def _summand(spec: AttentionSpec) -> Expr:
+    """What is added to q·k as it is: Triton makes it the accumulator that the product starts from."""
+    scale = spec.scale.args[0] if isinstance(spec.scale, Op) and spec.scale.op == "float" else spec.scale
+    if spec.scores and isinstance(scale, Const) and scale.value == 1:
+        first = spec.scores[0]
+        while isinstance(first, Op) and first.op == "+" and S not in first.args and "s" in names(first.args[0]):
+            first = first.args[0]
+        if isinstance(first, Op) and first.op == "+" and S in first.args:
+            return first.args[first.args[0] == S]
+    return Const(0.0)
+
+
+def _terms(e: Expr) -> Iterator[Expr]:
+    if isinstance(e, Op) and e.op == "and":
+        for a in e.args:
+            yield from _terms(a)
+    else:
+        yield e
+
+
+def _runs_down(e: Expr) -> bool:
+    """Whether `e` grows by one from row to row."""
+    if isinstance(e, Op) and e.op in ("+", "-"):
+        return any(map(_runs_down, e.args if e.op == "+" else e.args[:1]))
+    return isinstance(e, Var) and e.name in ROWS
+
+
+def _outermost(e: Expr) -> Iterator[Read]:
+    """Reads that are not inside another's index."""
+    if isinstance(e, Read):
+        yield e
+    elif isinstance(e, Op):
+        for a in e.args:
+            yield from _outermost(a)
+
+
+@dataclass
+class _Levels:
+    """As Triton's pipeliner goes from the products back through what they read (AssignLatencies): each read that an
+    index needs is a level further ahead, and behind a load that is too narrow it does not look."""
+
+    spec: AttentionSpec
+    bytes: list[int] = field(default_factory=list)
+    keys: int = 0
+    narrow: int = 0
+    index: int = 0
+    _known: set[Read] = field(default_factory=set)
+
+    def visit(self, read: Read, level: int, late: bool = False) -> None:
+        """`late`: not loaded ahead, however wide."""
+        where, size = names(read), element_bytes(self.spec, read)
+        if not where & KEYS or read in self._known:
+            return
+        self._known.add(read)
+        wide, own = size >= WORD and not late, bool(where & ROWS)
+        if wide:
+            self.bytes += [0] * (level + 1 - len(self.bytes))
+            self.bytes[level] += size if own else 0
+            self.keys += 0 if own else size
+        elif own and level == 0:
+            self.narrow = max(self.narrow, min(size, WORD))
+        elif own and _runs_down(read.indices[-1]):
+            self.index = max(self.index, size)
+        for i in read.indices:
+            for inner in _outermost(i):
+                self.visit(inner, level + 1, not wide)

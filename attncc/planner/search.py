@@ -13,7 +13,7 @@ from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, hopper, shared_memory
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.operands import operands
+from attncc.planner.operands import has_key_mask, operands
 from attncc.targets import Target
 
 T = TypeVar("T")
@@ -104,17 +104,22 @@ def _candidates(
     pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
-    read = operands(spec)
+    reads = {apart: operands(spec, apart) for apart in (False, True)}
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
         ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, _references(spec, dtype, target, visits)):
-            yield KernelPlan(
+            plan = KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
-                max_registers=cap, reference=reference, any_stride=any_stride,
-                pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, row_bytes=read.row,
-                gather_bytes=read.gather, chain_bytes=read.chain, classed=_classed(visits),
+                max_registers=cap, reference=reference, any_stride=any_stride, classed=_classed(visits),
+                key_mask=has_key_mask(spec),
+            )  # fmt: skip
+            read = reads[shared_memory.matrix_unit(plan, target) == "tcgen05"]
+            yield replace(
+                plan, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
+                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, narrow_bytes=read.narrow,
+                index_bytes=read.index,
             )  # fmt: skip
 
 

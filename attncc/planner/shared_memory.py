@@ -16,13 +16,14 @@ from attncc.ir import KernelPlan, pieces
 from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-WHOLE = ("tcgen05", "fma")  # where the scores go to the layout of a gathered bool, not the bool to that of the scores
+WHOLE = ("tcgen05", "fma")  # where the scores go to the layout of a narrow read, not the read to that of the scores
 DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
 IN_HALVES = (3, 7)  # the Triton that began to pass a tile from a layout to another in parts where that goes
 PADDING = 16  # of the bytes of a buffer, at least: what is added to it
 WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that a bool takes on its way to the scores
 SWAPPED = 32  # bytes of a thread that pass at a time from one layout to another
-BARRIERS = 1152  # tcgen05 and TMA: barriers, the scratch of row reductions, and the alignment of what follows
+BARRIERS = 128  # of TMA
+SUMS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows
 ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses
 
 
@@ -68,10 +69,9 @@ class Parts:
     key_piece: int
     value_piece: int
     out_piece: int
-    pair: int  # of tensor parameters, as the four below
+    ahead: int  # of tensor parameters that are loaded ahead, one buffer of each
     key_operand: int
-    passed: int  # what changes its layout on the way to the scores: a read that was not loaded ahead
-    chain: int
+    passed: int  # what changes its layout on the way to the scores, or to the addresses of what they read
     swapped: int  # what a tile passes through on its way to another layout
 
 
@@ -80,40 +80,44 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
     piece, piece_v = pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]
     pairs = plan.tile_q * plan.tile_k
+    aligned = ALIGNMENT if matrix_unit(plan, target) in ("wgmma", "tcgen05") else 1
     return Parts(
         query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
         weights=pairs * size, query_piece=plan.tile_q * piece * size,
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
         out_piece=plan.tile_q * piece_v * size,
-        pair=pairs * (plan.pair_bytes + WORD * plan.pair_bits), key_operand=plan.tile_k * plan.key_bytes,
-        passed=int(pairs * passed_bytes(plan, target)), chain=pairs * plan.chain_bytes,
-        swapped=SWAPPED * plan.warps * target.warp_size,
+        ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
+        passed=int(pairs * passed_bytes(plan, target)), swapped=SWAPPED * plan.warps * target.warp_size,
     )  # fmt: skip
 
 
+def ahead_bytes(plan: KernelPlan) -> int:
+    """For each pair, of reads that are loaded ahead: as many levels as there are stages before the product's own."""
+    return sum(plan.levels[: plan.stages - 1])
+
+
+def latency(plan: KernelPlan) -> int:
+    """Stages between a load and its use: the levels share out those that there are."""
+    return (plan.stages - 1) // max(1, len(plan.levels[: plan.stages - 1]))
+
+
 def passed_bytes(plan: KernelPlan, target: Target) -> float:
-    """For each pair. A tile as wide as that of V is read in V's layout, whose registers can pass half at a time."""
-    unit, gather = matrix_unit(plan, target), plan.gather_bytes
-    if plan.chain_bytes and not chain_stages(plan, target):
-        gather = max(gather, plan.chain_bytes - WORD)  # less what is an index alone
+    """For each pair, what is not loaded ahead, the widest: to the layout of the scores what they read, as it lies in
+    memory but for int64; to the layout of what is read at it an index. A tile as wide as that of V is read in V's
+    layout, whose registers can pass half at a time; what is narrower than a word passes in pairs already."""
+    unit, kept = matrix_unit(plan, target), plan.stages - 1
     if unit == "mfma":  # what it loads ahead, it keeps in registers, and never in the layout of the scores
-        return max(gather, plan.pair_bytes, FLAG if plan.pair_bits else 0)
-    if gather and unit in WHOLE:
-        return max(gather, WORD)
-    halved = gather >= WORD and plan.tile_k == pieces(plan.head_dim_v)[0] and triton_release() >= IN_HALVES
-    return gather / 2 if halved else gather
-
-
-def chain_stages(plan: KernelPlan, target: Target) -> int:
-    """Buffers of each read of a chain: two reads in turn share out the stages between them, where any are left."""
-    ahead = plan.chain_bytes and is_pipelined(plan) and matrix_unit(plan, target) == "tcgen05"
-    return (plan.stages - 1) // 2 if ahead else 0
-
-
-def is_pipelined(plan: KernelPlan) -> bool:
-    """Whether loads run ahead: more than one stage, and 4 bytes at least at a time (a head size of 31 in f16 has 2)."""
-    run = gcd(16, plan.head_dim, plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
-    return plan.stages > 1 and (run >= 4 or plan.loads == "descriptor")
+        kept = 0
+    direct, inner = plan.levels[kept:1], plan.levels[max(kept, 1) :]
+    words = sum(direct) - WORD * plan.pair_bits * len(direct)
+    narrow = max(plan.narrow_bytes, min(words, WORD), FLAG if plan.pair_bits and direct else 0)
+    index = max(plan.index_bytes, *inner, 0)
+    if unit in WHOLE and narrow:
+        narrow = WORD
+    wide = plan.tile_k == pieces(plan.head_dim_v)[0]
+    if unit in ("wgmma", "mma") and wide and narrow >= WORD and triton_release() >= IN_HALVES:
+        return max(narrow / 2, index)
+    return max(narrow, index)
 
 
 Phase = dict[str, int]  # how many of each of Parts are there together; `bytes` counts single bytes
@@ -124,14 +128,16 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     if not target.is_gpu:
         return ()
     unit = matrix_unit(plan, target)
-    ahead = max(plan.stages - 1, 1)
-    beside = {"key_operand": ahead} if unit == "mfma" else {"key_operand": ahead, "pair": ahead}
-    loops = [{**moment, **beside} for moment in _LAYOUTS[unit](plan, target)]
-    passing = [{**moment, "weights": 0, "passed": 1} for moment in loops]  # before there are weights
+    kept = {"key_operand": max(latency(plan), 1)}
+    if unit != "mfma":
+        kept["ahead"] = latency(plan)
+    loops = [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]
+    passing = [{**moment, "weights": 0, "passed": 1} for moment in loops[:1]]  # before there are weights
     if _swaps(plan, target):
         passing += [{**moment, "swapped": 1} for moment in loops]
     query = ({"query_piece": 1},) if unit == "mfma" else ()  # passes through once, before the loop
-    return (*query, *loops, *passing, {"out_piece": 1})
+    whole = unit != "mfma" or plan.dtype != "f32"  # float32 is stored from where mfma left it
+    return (*query, *loops, *passing, *([{"out_piece": 1}] if whole else []))
 
 
 def _swaps(plan: KernelPlan, target: Target) -> bool:
@@ -154,46 +160,55 @@ def phase_bytes(phase: Phase, tiles: Parts) -> int:
     return sum(n * (1 if what == "bytes" else int(getattr(tiles, what))) for what, n in phase.items())
 
 
+def is_ahead(plan: KernelPlan, head_dim: int) -> bool:
+    """Whether K or V runs ahead: more than one stage, and 4 bytes at a time at least (a head size of 31 in f16 has
+    2)."""
+    run = gcd(16, head_dim) * ELEMENT_BYTES[plan.dtype]
+    return plan.stages > 1 and (run >= 4 or plan.loads == "descriptor")
+
+
+def _loop(plan: KernelPlan, buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
+    """The loop as such, and at its two products, `second` with the second one: K and V in `buffers` tiles each where
+    they run ahead, else in one piece at its product."""
+    key, value = (is_ahead(plan, d) for d in (plan.head_dim, plan.head_dim_v))
+    base = {**kept, "key": buffers * key, "value": buffers * value}
+    second = second or {}
+    pieces_then = second.get("value_piece", 0) if value else 1
+    return base, {**base, "key_piece": int(not key)}, {**base, **second, "value_piece": pieces_then}
+
+
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers."""
-    if is_pipelined(plan):
-        barriers = BARRIERS + 2 * ALIGNMENT if plan.loads == "descriptor" else 0
-        return ({"query": 1, "key": plan.stages, "value": plan.stages, "bytes": barriers},)
-    return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1}
+    barriers = BARRIERS + ALIGNMENT if plan.loads == "descriptor" and plan.stages > 1 else 0
+    return _loop(plan, latency(plan) + 1, {"query": 1, "bytes": barriers})
 
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
-    """As wgmma; where only products are pipelined, not loads, two tiles of one and one of the other are there. A chain
-    of reads is loaded ahead too, and takes half of the stages."""
-    if is_pipelined(plan):
-        barriers = BARRIERS + 2 * ALIGNMENT * (plan.loads == "descriptor")
-        deep = chain_stages(plan, target)
-        loads = deep + 1 if deep else plan.stages
-        return ({"query": 1, "key": loads, "value": loads, "chain": deep, "bytes": barriers},)
-    if plan.stages > 1:
-        return (
-            {"query": 1, "key": 2, "value": 1, "bytes": BARRIERS},
-            {"query": 1, "key": 1, "value": 2, "bytes": BARRIERS},
-        )
-    return {"query": 1, "key_piece": 1, "bytes": BARRIERS}, {"query": 1, "value_piece": 1, "bytes": BARRIERS}
+    """As wgmma; where only products are pipelined, not loads, two tiles of one and one of the other are there."""
+    kept = {"query": 1, "bytes": SUMS}
+    if plan.stages > 1 and not (is_ahead(plan, plan.head_dim) and is_ahead(plan, plan.head_dim_v)):
+        return {**kept, "key": 2, "value": 1}, {**kept, "key": 1, "value": 2}
+    return _loop(plan, latency(plan) + 1, kept)
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
-    Triton does so where the last piece of the output is wider than the tile has rows."""
+    Triton does so where the last piece of the output is wider than the tile has rows. So do values that came by TMA,
+    where some of them are replaced."""
     weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
-    if is_pipelined(plan):
-        loads, barriers = plan.stages - 1, BARRIERS if plan.loads == "descriptor" else 0
-        return ({"query": 1, "key": loads, "value": loads, "weights": weights, "bytes": barriers},)
-    return {"query": 1, "key_piece": 1}, {"query": 1, "value_piece": 1, "weights": weights}
+    replaced = int(plan.key_mask and plan.loads == "descriptor")
+    across = 16 * plan.warps // plan.tile_q  # warps that share a row
+    aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
+    kept = {"query": 1, "bytes": aside}
+    base, first, second = _loop(plan, latency(plan), kept, {"weights": weights, "value_piece": replaced})
+    summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
+    return base, first, second, summed
 
 
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
-    """As mma, P always through shared memory, and 4 bytes a row for reductions across warps."""
-    always: Phase = {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q}
-    if is_pipelined(plan):
-        return ({**always, "key": plan.stages - 1, "value": plan.stages - 1},)
-    return {**always, "key_piece": 1}, {**always, "value_piece": 1}
+    """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
+    across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
+    return _loop(plan, latency(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -207,11 +222,11 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
         tiles = parts(plan, target)
         padding = plan.stages * (tiles.key + tiles.value) // PADDING
         return ({"key": plan.stages, "value": plan.stages, "weights": weights, "bytes": padding},)
-    if is_pipelined(plan):
+    if is_ahead(plan, plan.head_dim) and is_ahead(plan, plan.head_dim_v):
         return ({"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights},)
     if plan.stages > 1 and target.caps.has_async_copy:
         return ({"key": 1, "value": 1, "weights": weights},)
-    return {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
+    return {}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
 
 
 def _mfma_rows(plan: KernelPlan, columns: int) -> int:

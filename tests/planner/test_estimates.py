@@ -11,6 +11,7 @@ from attncc.ir import KernelPlan, Shape, pieces
 from attncc.planner import choose, registers, shared_memory
 from attncc.targets import target
 from tests.planner.recorded import LIBRARY, RECORDED
+from tests.planner.recorded_reads import READS
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 
@@ -52,6 +53,19 @@ def library_plan(record):
 @pytest.mark.parametrize("record", LIBRARY, ids=lambda r: "-".join(map(str, r[:9])))
 def test_what_a_spec_reads_is_in_shared_memory(record):
     predicted = shared_memory.fa2_forward(library_plan(record), target(record[1]))
+    assert record[-1] <= predicted <= 1.10 * record[-1]
+
+
+def read_plan(record):
+    text, name, dtype, d, dv, tile_q, tile_k, warps, stages, loads, classed, _ = record
+    spec = parse(text).spec
+    chosen = choose(spec, Shape(q_len=tile_q, head_dim=d, head_dim_v=dv, dtype=dtype), target(name)).plan
+    return replace(chosen, tile_q=tile_q, tile_k=tile_k, warps=warps, stages=stages, loads=loads, classed=classed)
+
+
+@pytest.mark.parametrize("record", READS, ids=lambda r: "-".join(map(str, r[1:-1])))
+def test_what_is_read_ahead_or_changes_its_layout_is_in_shared_memory(record):
+    predicted = shared_memory.fa2_forward(read_plan(record), target(record[1]))
     assert record[-1] <= predicted <= 1.10 * record[-1]
 
 

@@ -6,7 +6,7 @@ from attncc.frontend import parse
 from attncc.ir import Shape
 from attncc.planner import choose, costs
 from attncc.planner.io import all_tiles
-from attncc.planner.operands import Operands, operands
+from attncc.planner.operands import Operands, has_key_mask, operands
 from attncc.targets import target
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -16,20 +16,64 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
     ("text", "found"),
     [
         ("attention a { mask k <= q }", Operands()),
-        ("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }", Operands(pair=4)),
-        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[row, k] * s }", Operands(pair=2)),
-        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[q, k] }", Operands(pair=4)),
-        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1)),
-        ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4, row=4)),
+        ("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }", Operands(pair=4, levels=(4,))),
+        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[row, k] * s }", Operands(pair=2, narrow=2)),
+        ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[q, k] }", Operands(pair=4, narrow=2)),
+        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1, levels=(4,))),
+        ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4, row=4, levels=(0,), keys=4)),
         ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands(row=4)),
-        ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(chain=8)),
-        ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=1)),
-        ("attention a(m: i8[row, k]) { score s + m[row, k] }", Operands(gather=4)),
-        ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4)),
+        ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(chain=8, levels=(4, 4))),
+        ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=1, narrow=1)),
+        ("attention a(m: i8[row, k]) { score s + m[row, k] }", Operands(gather=4, narrow=1)),
+        ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4, levels=(4,))),
+        (
+            "attention a(i: i16[d], t: f32[n, h]) { score s + t[i[q - k], h] }",
+            Operands(chain=8, levels=(4,), index=2),
+        ),
+        (
+            "attention a(i: i32[d], t: f16[n, h]) { score s + t[i[q - k], h] }",
+            Operands(chain=8, narrow=2, index=4),
+        ),
+        (
+            "attention a(i: i32[b, k], t: i64[n, m]) { score s + t[i[b, q], i[b, k]] }",
+            Operands(key=4, row=4, chain=12, levels=(8, 0), keys=4),
+        ),
+        (
+            "attention a(i: i32[b, k], t: f32[n]) { mask t[i[b, k]] > 0 }",
+            Operands(key=8, chain=8, levels=(0, 0), keys=8),
+        ),
+        (
+            "attention a(i: i32[d], t: f32[n, h]) { scale 1 score s + t[i[q - k], h] + 1 }",
+            Operands(chain=8, narrow=4, index=4),
+        ),
+        (
+            "attention a(i: i32[d], t: f16[n, h]) { score s + t[i[k - q], h] + t[i[min(q, k)], h] }",
+            Operands(chain=16, narrow=2),
+        ),
     ],
 )
 def test_what_a_step_reads(text, found):
     assert operands(parse(text).spec) == found
+
+
+def test_a_unit_that_keeps_its_accumulators_loads_what_is_added_as_any_other():
+    spec = parse("attention a(t: f32[row, k]) { scale 1 score t[row, k] + s }").spec
+    assert (operands(spec).levels, operands(spec).narrow) == ((), 4)
+    assert (operands(spec, apart=True).levels, operands(spec, apart=True).narrow) == ((4,), 0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [
+        ("k <= q", False),
+        ("k <= q and k < 7", True),
+        ("b_[b, k] and k < row", True),
+        ("b_[b, q]", False),
+        ("true", False),
+    ],
+)
+def test_what_keys_alone_decide(mask, found):
+    assert has_key_mask(parse(f"attention a(b_: bool[b, k]) {{ mask {mask} }}").spec) == found
 
 
 def test_a_dense_bias_is_in_the_traffic_and_in_shared_memory():
