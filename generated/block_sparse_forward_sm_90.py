@@ -3,7 +3,7 @@
 # }
 #
 # forward · fa2 · tile 64 × 32 · 3 stages · 4 warps · K and V by TMA · the running maximum
-# sm_90, bf16, head size 128: 249 registers, no spills, 66 KB of shared memory
+# sm_90, bf16, head size 128: 236 registers, no spills, 66 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build block_sparse.attn --target sm_90     checked by: python block_sparse_forward_sm_90.py
 
@@ -48,34 +48,33 @@ def block_sparse_forward_scans(
     q_blocks: "i32", k_blocks: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    # ---- where among the tiles of keys something holds for one tile of rows: the first, behind the last, the run of them
+    # ---- the tiles of keys that hold something for one tile of rows: whole ones from the front of a list, others from its end
     slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
     b, h = 0, slab
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
     q = row + (k_len - q_len)
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += slab.to(tl.int64) * (4 * q_tiles)
-    first_1, stop_1, count_1 = k_tiles, 0, 0
-    first_2, stop_2, count_2 = k_tiles, 0, 0
+    Tables += slab.to(tl.int64) * ((k_tiles + 2) * q_tiles)
+    q_high = last_row + k_len - q_len
+    q_low = first_row + k_len - q_len
+    Listed = Tables + mine.to(tl.int64) * (k_tiles + 2)
+    wholes, others = 0, 0
     for lane_base in range(0, k_tiles, 128):
         lane = lane_base + tl.arange(0, 128)
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(first_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(first_row + k_len - q_len, 64)) & (floor_div(first_row + k_len - q_len, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(first_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(first_row + k_len - q_len, 64)) & (floor_div(first_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(last_row + k_len - q_len, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(last_row + k_len - q_len, 64)) & (floor_div(last_row + k_len - q_len, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        holds = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(first_row + k_len - q_len, 64) + 2 <= floor_div(last_row + k_len - q_len, 64)) | (inner_first // 64 + 2 <= inner_last // 64))
-        first_1 = tl.minimum(first_1, tl.min(tl.where(holds, lane, k_tiles)))
-        stop_1 = tl.maximum(stop_1, tl.max(tl.where(holds, lane + 1, 0)))
-        count_1 += tl.sum(holds.to(tl.int32))
-        holds = (lane < k_tiles) & (floor_div(last_row + k_len - q_len, 64) <= floor_div(first_row + k_len - q_len, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___
-        first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
-        stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
-        count_2 += tl.sum(holds.to(tl.int32))
-    tl.store(Tables + mine, first_1)
-    tl.store(Tables + q_tiles + mine, stop_1)
-    tl.store(Tables + 2 * q_tiles + mine, first_2)
-    tl.store(Tables + 3 * q_tiles + mine, tl.where(stop_2 - first_2 == count_2, count_2, 0))
+        blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
+        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
+        live = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(q_low, 64) + 2 <= floor_div(q_high, 64)) | (inner_first // 64 + 2 <= inner_last // 64)) & (inner_first <= q_high)
+        whole = live & (floor_div(q_high, 64) <= floor_div(q_low, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___ & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
+        tl.store(Listed + wholes + tl.cumsum(whole.to(tl.int32)) - 1, lane, whole)
+        wholes += tl.sum(whole.to(tl.int32))
+        live = live & ~whole
+        tl.store(Listed + k_tiles - others - tl.cumsum(live.to(tl.int32)), lane, live)
+        others += tl.sum(live.to(tl.int32))
+    tl.store(Listed + k_tiles, wholes)
+    tl.store(Listed + k_tiles + 1, others)
 
 
 @triton.jit(
@@ -107,31 +106,26 @@ def block_sparse_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845 * LOG2E
 
     # ---- the key tiles that these rows see
-    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += h.to(tl.int64) * (4 * q_tiles)
-    blocks_q_first = tl.load(Tables + mine)
-    begin = blocks_q_first
-    q_high = last_row + k_len - q_len
-    blocks_q_stop = tl.load(Tables + q_tiles + mine)
-    end = tl.minimum(blocks_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
-    blocks_q_full_first = tl.load(Tables + 2 * q_tiles + mine)
-    full_begin = tl.minimum(blocks_q_full_first, end)
-    q_low = first_row + k_len - q_len
-    blocks_q_full_run = tl.load(Tables + 3 * q_tiles + mine)
-    full_end = tl.maximum(full_begin, tl.where(0 < blocks_q_full_run, tl.minimum(blocks_q_full_first + blocks_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0))
-    masked_0 = tl.maximum(full_begin - begin, 0)
-    masked_1 = masked_0 + tl.maximum(end - full_end, 0)
+    Tables += h.to(tl.int64) * ((k_tiles + 2) * q_tiles)
+    Listed = Tables + mine.to(tl.int64) * (k_tiles + 2)
+    wholes, others = tl.load(Listed + k_tiles), tl.load(Listed + k_tiles + 1)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
     l = tl.zeros([TILE_Q, 1], tl.float32)
     out = tl.zeros([TILE_Q, 128], tl.float32)
-    for masked in tl.static_range(1):  # every tile is whole
-        for tile in range(full_begin, full_end):
+    for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+        for step in range(0, others if masked else wholes):
+            if masked:
+                tile = tl.load(Listed + k_tiles - 1 - step)
+            else:
+                tile = tl.load(Listed + step)
             k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
             key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
             s = tl.dot(query, key)
@@ -149,41 +143,6 @@ def block_sparse_forward(
             value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
             out = tl.dot(p.to(value.dtype), value, out)
-    for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
-        step = lane_base + tl.arange(0, 32)
-        lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
-        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h____ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        live = (step < masked_1) & (blocks_h_ | blocks_h__ | blocks_h___ | blocks_h____ | (floor_div(q_low, 64) + 2 <= floor_div(q_high, 64)) | (inner_first // 64 + 2 <= inner_last // 64)) & (inner_first <= q_high)
-        whole = live & (floor_div(q_high, 64) <= floor_div(q_low, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h_ & blocks_h__ & blocks_h___ & blocks_h____ & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
-        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-            if masked:
-                chosen = live & ~whole
-            else:
-                chosen = whole
-            rank = tl.cumsum(chosen.to(tl.int32))
-            for turn in range(tl.max(rank)):
-                tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
-                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-                s = tl.dot(query, key)
-                if masked:
-                    blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q, 64) * stride_blocks_1 + tl.cast(k // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks), other=0)
-                    keep = blocks_h & (k <= q) & (k < k_len)
-                    s = tl.where(keep, s, float("-inf"))
-
-                m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
-                rescale = tl.exp2(m - m_new)
-                m, l = m_new, l * rescale
-                out *= rescale
-                p = tl.exp2(s * scale - m)
-                l += tl.sum(p, 1, keep_dims=True)
-                value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
-
-                out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end
     divisor = tl.where(l == 0, 1.0, l)
@@ -207,7 +166,7 @@ def forward(q, k, v, *, blocks):
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
     q_tiles, k_tiles, slabs = triton.cdiv(q_len, 64), triton.cdiv(k_len, 32), h_len
-    tables = torch.empty(slabs * (4 * q_tiles), dtype=torch.int32, device=q.device)
+    tables = torch.empty(slabs * ((k_tiles + 2) * q_tiles), dtype=torch.int32, device=q.device)
     block_sparse_forward_scans[(slabs * q_tiles,)](
         blocks, tables,
         *blocks.stride(),

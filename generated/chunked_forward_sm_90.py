@@ -3,7 +3,7 @@
 # }
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 72 spills, 96 KB of shared memory
+# sm_90, bf16, head size 128: 128 registers, 88 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build chunked.attn --target sm_90     checked by: python chunked_forward_sm_90.py
 
@@ -32,6 +32,24 @@ def floor_div(a, b):
     return a // b - tl.where(a % b < 0, 1, 0)
 
 
+@triton.jit
+def inverse(n):
+    """Of a divisor: (2^32 - 1) // n."""
+    return tl.full([], 4294967295, tl.uint32) // n.to(tl.uint32)
+
+
+@triton.jit
+def fast_div(a, n, inverse_n):
+    """a // n without a division, for 0 <= a < 2^31: the product with the inverse is right or 1 too small."""
+    guess = tl.umulhi(a.to(tl.uint32), inverse_n).to(tl.int32)
+    return guess + tl.where(a - guess * n >= n, 1, 0)
+
+
+@triton.jit
+def fast_mod(a, n, inverse_n):
+    return a - fast_div(a, n, inverse_n) * n
+
+
 @triton.jit(
     do_not_specialize=[
         "q_len", "k_len", "b_len", "h_len", "group", "together", "chunk"
@@ -56,7 +74,7 @@ def chunked_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+    inverse_chunk = inverse(chunk)
     scale = 0.08838834764831845 * LOG2E
 
     # ---- the key tiles that these rows see
@@ -71,6 +89,9 @@ def chunked_forward(
     full_0 = tl.maximum(reference_tile - full_begin, 0)
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32
@@ -93,7 +114,7 @@ def chunked_forward(
                     key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                     s = tl.dot(query, key)
                     if masked:
-                        keep = (k <= q) & (floor_div(q, chunk) == k // chunk) & (k < k_len)
+                        keep = (k <= q) & (floor_div(q, chunk) == fast_div(k, chunk, inverse_chunk)) & (k < k_len)
                         s = tl.where(keep, s, float("-inf"))
 
                     if masked or again:

@@ -54,12 +54,14 @@ def dense_bias_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845
 
     # ---- the key tiles that these rows see
     end = (k_len + TILE_K - 1) // TILE_K
     full_end = k_len // TILE_K
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     m = tl.full([TILE_Q, 1], LOWEST, tl.float32)

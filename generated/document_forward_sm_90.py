@@ -2,8 +2,8 @@
 #     mask k <= q and doc[b, q] == doc[b, k]
 # }
 #
-# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the running maximum
-# sm_90, bf16, head size 128: 128 registers, 120 spills, 96 KB of shared memory
+# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
+# sm_90, bf16, head size 128: 128 registers, 288 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build document.attn --target sm_90     checked by: python document_forward_sm_90.py
 
@@ -126,11 +126,8 @@ def document_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845 * LOG2E
     doc_q = tl.load(doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1, mask=(0 <= q) & (q < k_len), other=0)
-    doc_q_min = tl.min(tl.where(row < q_len, doc_q, 2147483647))
-    doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
@@ -145,65 +142,79 @@ def document_forward(
     q_low = first_row + k_len - q_len
     doc_q_full_run = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
     full_end = tl.maximum(full_begin, tl.where(0 < doc_q_full_run, tl.minimum(doc_q_full_first + doc_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0))
+    reference_tile = tl.maximum(full_end - 1, full_begin)
     masked_0 = tl.maximum(full_begin - begin, 0)
-    masked_1 = masked_0 + tl.maximum(end - full_end, 0)
+    masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+    doc_q_min = tl.min(tl.where(row < q_len, doc_q, 2147483647))
+    doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
 
     # ---- online softmax: running maximum, running sum, output
-    m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
-    l = tl.zeros([TILE_Q, 1], tl.float32)
-    out = tl.zeros([TILE_Q, 128], tl.float32)
-    for masked in tl.static_range(1):  # every tile is whole
-        for tile in range(full_begin, full_end):
-            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-            key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-            s = tl.dot(query, key)
-            if masked:
-                doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
-                keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
-                s = tl.where(keep, s, float("-inf"))
+    # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32
+    # has room for 2^±126: a row whose sum leaves the safe range is computed again with the running maximum.
+    for again in tl.static_range(2):
+        if again:
+            safe = l < 2.0**60
+            safe = safe & (tl.max(tl.abs(out), 1, keep_dims=True) < float("inf"))
+        if tl.max(tl.where(safe | (row >= q_len), 0, 1)) if again else True:
+            m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
+            l = tl.zeros([TILE_Q, 1], tl.float32)
+            out = tl.zeros([TILE_Q, 128], tl.float32)
+            for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
+                step = lane_base + tl.arange(0, 32)
+                lane = tl.where(step < masked_0, begin, reference_tile - masked_0) + step
+                inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+                doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+                doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
+                live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (inner_first <= q_high)
+                for masked in tl.static_range(1, 2):  # every tile needs the mask
+                    chosen = live
+                    rank = tl.cumsum(chosen.to(tl.int32))
+                    for turn in range(tl.max(rank)):
+                        tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
+                        k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                        key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                        s = tl.dot(query, key)
+                        if masked:
+                            doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+                            keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                            s = tl.where(keep, s, float("-inf"))
 
-            m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
-            rescale = tl.exp2(m - m_new)
-            m, l = m_new, l * rescale
-            out *= rescale
-            p = tl.exp2(s * scale - m)
-            l += tl.sum(p, 1, keep_dims=True)
-            value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                        if again:
+                            m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
+                            rescale = tl.exp2(m - m_new)
+                            m, l = m_new, l * rescale
+                            out *= rescale
 
-            out = tl.dot(p.to(value.dtype), value, out)
-    for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
-        step = lane_base + tl.arange(0, 32)
-        lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
-        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
-        doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-        live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (inner_first <= q_high)
-        whole = live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
-        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-            if masked:
-                chosen = live & ~whole
-            else:
-                chosen = whole
-            rank = tl.cumsum(chosen.to(tl.int32))
-            for turn in range(tl.max(rank)):
-                tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
-                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-                s = tl.dot(query, key)
-                if masked:
-                    doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
-                    keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
-                    s = tl.where(keep, s, float("-inf"))
+                        else:
+                            m = tl.where(m == LOWEST, tl.maximum(tl.max(s, 1, keep_dims=True) * scale, LOWEST), m)
+                        p = tl.exp2(s * scale - m)
+                        l += tl.sum(p, 1, keep_dims=True)
+                        value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
-                m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
-                rescale = tl.exp2(m - m_new)
-                m, l = m_new, l * rescale
-                out *= rescale
-                p = tl.exp2(s * scale - m)
-                l += tl.sum(p, 1, keep_dims=True)
-                value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                        out = tl.dot(p.to(value.dtype), value, out)
+            for masked in tl.static_range(1):  # every tile is whole
+                for tile in range(full_begin, reference_tile):
+                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                    key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                    s = tl.dot(query, key)
+                    if masked:
+                        doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+                        keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                        s = tl.where(keep, s, float("-inf"))
 
-                out = tl.dot(p.to(value.dtype), value, out)
+                    if masked or again:
+                        m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
+                        rescale = tl.exp2(m - m_new)
+                        m, l = m_new, l * rescale
+                        out *= rescale
+                    p = tl.exp2(s * scale - m)
+                    l += tl.sum(p, 1, keep_dims=True)
+                    value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+
+                    out = tl.dot(p.to(value.dtype), value, out)
 
     # ---- normalise once, at the end
     divisor = tl.where(l == 0, 1.0, l)

@@ -48,13 +48,15 @@ def full_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845 * LOG2E
 
     # ---- the key tiles that these rows see
     end = (k_len + TILE_K - 1) // TILE_K
     full_end = k_len // TILE_K
     reference_tile = tl.maximum(full_end - 1, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

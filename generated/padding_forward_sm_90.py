@@ -54,7 +54,6 @@ def padding_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     length_b = tl.load(length + b * stride_length)
     scale = 0.08838834764831845 * LOG2E
 
@@ -62,6 +61,9 @@ def padding_forward(
     end = (tl.maximum(tl.minimum(k_len, length_b), 0) + TILE_K - 1) // TILE_K
     full_end = tl.maximum(tl.minimum(k_len, length_b), 0) // TILE_K
     reference_tile = tl.maximum(full_end - 1, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

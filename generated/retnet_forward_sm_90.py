@@ -56,7 +56,6 @@ def retnet_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     decay_h = tl.load(decay + h * stride_decay)
     scale = 0.08838834764831845
 
@@ -66,6 +65,9 @@ def retnet_forward(
     end = (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
     q_low = first_row + k_len - q_len
     full_end = tl.maximum(q_low + 1, 0) // TILE_K
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- weights of the scores alone: all that is added up is the output
     out = tl.zeros([TILE_Q, 128], tl.float32)

@@ -3,7 +3,7 @@
 # }
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 96 spills, 96 KB of shared memory
+# sm_90, bf16, head size 128: 128 registers, 88 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build row_bounds.attn --target sm_90     checked by: python row_bounds_forward_sm_90.py
 
@@ -54,7 +54,6 @@ def row_bounds_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845 * LOG2E
     lo_row = tl.load(lo + b * stride_lo_0 + h * stride_lo_1 + tl.cast(row, tl.int64) * stride_lo_2, mask=(row < q_len), other=0)
     hi_row = tl.load(hi + b * stride_hi_0 + h * stride_hi_1 + tl.cast(row, tl.int64) * stride_hi_2, mask=(row < q_len), other=0)
@@ -72,6 +71,9 @@ def row_bounds_forward(
     full_0 = tl.maximum(reference_tile - full_begin, 0)
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

@@ -57,7 +57,6 @@ def softcap_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845
 
     # ---- the key tiles that these rows see
@@ -67,6 +66,9 @@ def softcap_forward(
     q_low = first_row + k_len - q_len
     full_end = tl.maximum(q_low + 1, 0) // TILE_K
     reference_tile = tl.maximum(full_end - 1, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

@@ -51,7 +51,6 @@ def streaming_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     scale = 0.08838834764831845 * LOG2E
 
     # ---- the key tiles that these rows see
@@ -70,6 +69,9 @@ def streaming_forward(
     masked_0 = tl.maximum(end - full_end, 0)
     masked_1 = masked_0 + tl.maximum(full_begin_2 - begin_2, 0)
     masked_2 = masked_1 + tl.maximum(end_2 - reference_tile, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

@@ -58,7 +58,6 @@ def window_alibi_sinks_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
     slopes_h = tl.load(slopes + h * stride_slopes)
     sinks_h = tl.load(sinks + h * stride_sinks)
     scale = 0.08838834764831845
@@ -75,6 +74,9 @@ def window_alibi_sinks_forward(
     full_0 = tl.maximum(reference_tile - full_begin, 0)
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
+
+    # ---- Q, behind what the ranges wait for
+    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- online softmax: running maximum, running sum, output
     # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32

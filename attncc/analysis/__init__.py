@@ -7,6 +7,7 @@ from attncc.analysis.kernel import kernel_visits
 from attncc.analysis.lift import Prover, nonnegative
 from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
+from attncc.analysis.spread import spread
 from attncc.analysis.widths import Widths, widths
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "kernel_visits",
     "nonnegative",
     "prove",
+    "spread",
     "tile_counts",
     "ungradable",
     "visits",

@@ -221,6 +221,8 @@ class Domain:
         moving = [t for t in e.args[0].affine[0] if self.moves(t)]
         if len(moving) != 1 or moving[0].op != "load" or len(self.moves(moving[0])) < 2:
             return None
+        if pair_by_pair(moving[0], frozenset(self.bounds)):
+            return home.false, home.true
         t = moving[0]
         few, choices = [], []
         for i in t.args:
@@ -233,6 +235,12 @@ class Domain:
         ]
         known = home.every(few)
         return known & home.every(atoms), ~known | home.some(atoms)
+
+
+def pair_by_pair(e: Term, positions: frozenset[str]) -> bool:
+    """Does each position read an element of its own, on some axis? Then no few elements say what a tile holds."""
+    indices = [i for i in e.args if i.free & positions]
+    return any(t.op == "var" and t.val in positions for i in indices for t in i.affine[0])
 
 
 def _factor(e: Term, t: Term) -> int:

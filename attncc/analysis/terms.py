@@ -128,7 +128,14 @@ class Algebra:
     # -- integers
 
     def sum_of(self, parts: Mapping[Term, int], constant: int) -> Term:
-        """The affine form with these coefficients."""
+        """The affine form with these coefficients; x - x % n in it is n * (x // n), which never falls where x grows."""
+        for t, factor in parts.items():
+            if t.op == "mod" and factor:
+                inner, c = t.args[0].affine
+                if inner and all(parts.get(u) == -factor * v for u, v in inner.items()):
+                    rest = {u: v for u, v in parts.items() if u is not t and u not in inner}
+                    whole = self.product(t.args[1], self.quotient(*t.args))
+                    return self.total(((1, self.sum_of(rest, constant + factor * c)), (-factor, whole)))
         items = sorted(((t, c) for t, c in parts.items() if c), key=lambda p: p[0].id)
         if not items:
             return self.const(constant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attncc.analysis.emit import Emitter
+from attncc.analysis.interval import pair_by_pair
 from attncc.analysis.lift import Lift, spec_facts
 from attncc.analysis.normal import Solver, ordered
 from attncc.analysis.terms import Algebra, Term, visit
@@ -57,6 +58,9 @@ def _operand(e: Expr, binds: int) -> str:
 def why_opaque(o: Term, x: str) -> str:
     """What keeps an atom from being solved for the position x."""
     inner = [n for n in visit(o) if n.on]
+    both = frozenset(("row", "k"))
+    if any(n.op == "load" and both <= n.free and pair_by_pair(n, both) for n in inner):
+        return "a tensor is read there pair by pair, so that it leaves no tile out"
     read = any(n.op == "load" and x in n.free for n in inner)
     if read or any(n.op == "raw" and tensors(n.val) for n in inner):
         return "a tensor is read there: its contents are known at run time only"

@@ -244,7 +244,7 @@ class Builder:
         mask_lines = (*(() if which == "dkdv" else lowering.take("key")), *lowering.take("pair"))
         by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
         key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
-        tables_text = tables_view(tables, args, self.names, plan.int_bits, lower) if tables else None
+        tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None
         view = visits_view(visits, lowering)
         swapped = which == "dkdv"
         row_lines = lowering.take("row")

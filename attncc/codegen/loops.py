@@ -41,7 +41,9 @@ class Tested:
 @dataclass(frozen=True)
 class VisitsView:
     lines: tuple[str, ...]
+    late_lines: tuple[str, ...]  # of rows, which only the test of a tile needs: after what the ranges wait for
     bounds: bool  # the lines use the tile's first and last row
+    order: tuple[str, ...]  # range, class, list: which walks come, in turn
     loops: tuple[str, ...]  # full, masked: classes that closed ranges give
     jumps: bool  # several segments are joined: the tile is worked out from the step
     begin: str
@@ -70,8 +72,10 @@ def first_tile(visits: Visits) -> Visits:
     return replace(visits, lets=lets, full=(*before, Segment(last.begin, called)), masked=tuple(joined))
 
 
-def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
+def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, tested_first: bool = False) -> VisitsView:
     """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
+    if visits.listed:
+        return _listed(visits, lowering)
     local = local_names(lowering.spec, visits.outer)
     lowering.names |= local
     ends = {name for name, called in local.items() if called in (LOCAL[visits.outer][n] for n in ("first", "last"))}
@@ -92,10 +96,14 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     jumps = any(len(s) > 1 for s in closed.values())
     walks = {c: _walk(c, s, scalar, lines, lowering, jumps) for c, s in closed.items() if s}
     tested = None
+    late: tuple[str, ...] = ()
     if tests and visits.masked:
         walk = _walk("masked", visits.masked, scalar, lines, lowering, len(visits.masked) > 1)
+        early = lowering.take("row")
         may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
         must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
+        late = lowering.take("row") if forward else ()
+        lowering.lines["row"][:0] = early
         tested = Tested(walk.begin, walk.end, walk.tile, lowering.take("program"), may, must)
     lowering.lines["program"] = list(before)
 
@@ -106,10 +114,30 @@ def visits_view(visits: Visits, lowering: Lowering) -> VisitsView:
     used = {n for _, e in visits.lets for n in names_of(e)}
     used |= {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names_of(e)}
     used |= {n for e in (visits.may, visits.must) if e is not None for n in names_of(e)}
+    order = (*(["range"] if walks else []), *(["class"] if tested else []))
+    order = order[::-1] if tested_first else order
     return VisitsView(
-        lines=tuple(lines), bounds=bool(used & ends), loops=tuple(walks), jumps=jumps,
+        lines=tuple(lines), late_lines=late, bounds=bool(used & ends), order=order, loops=tuple(walks), jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
         full=walks.get("full"), tested=tested,
+    )  # fmt: skip
+
+
+def _listed(visits: Visits, lowering: Lowering) -> VisitsView:
+    """Two loops over the list of this tile, which a kernel before this one has made."""
+    tables = lowering.tables
+    inner = "k_tiles" if visits.outer == "q" else "q_tiles"
+    place = f"{tables.list_place} + " if tables.list_place else ""
+    lines = (
+        f"Listed = Tables + {place}mine.to(tl.int64) * {tables.list_size}",
+        f"wholes, others = tl.load(Listed + {inner}), tl.load(Listed + {inner} + 1)",
+    )
+    masked = Walk("0", "others", f"tl.load(Listed + {inner} - 1 - step)")
+    full = Walk("0", "wholes", "tl.load(Listed + step)") if visits.must is not None else None
+    return VisitsView(
+        lines=lines, late_lines=(), bounds=False, order=("list",), loops=("full", "masked") if full else ("masked",),
+        jumps=True, begin="0", end="others if masked else wholes" if full else "others",
+        tile=masked.tile, masked=masked, full=full, tested=None,
     )  # fmt: skip
 
 

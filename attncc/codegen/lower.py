@@ -41,9 +41,10 @@ class Lowering:
     def __post_init__(self) -> None:
         self.widen = NARROW if self.int_bits == 32 else WIDE
         self.printer = Printer(
-            LANGUAGES[self.language, self.int_bits], self.names, {}, {}, self.nonnegative, self.positive
+            LANGUAGES[self.language, self.int_bits], self.names, {}, {}, self.nonnegative, self.positive, self.inverse
         )
         self._reads: dict[Read, str] = {}
+        self._inverses: dict[Var, str] = {}
         self._known: dict[Expr, str] = {}
         self._summaries = {s.name: s for s in (*self.tables.own.values(), *self.tables.reduced, *self.tables.scanned)}
         self.printer.reads, self.printer.known = self._reads, self._known
@@ -53,6 +54,21 @@ class Lowering:
         if isinstance(e, Const):
             return e.value >= 1
         return isinstance(e, Var) and (e.name not in BUILTINS or e.name.endswith("_len"))
+
+    def inverse(self, e: Op) -> str:
+        """The variable with the inverse of a run-time divisor, for what is divided in every key tile; else empty.
+
+        A division is some 25 instructions, the product with an inverse 5.
+        """
+        divisor = e.args[1]
+        here = self.language == "tl" and self.int_bits == 32 and level(e.args[0]) in ("key", "pair")
+        if not here or not isinstance(divisor, Var):
+            return ""
+        if divisor not in self._inverses:
+            name = self.names.get(divisor.name, divisor.name)
+            self._inverses[divisor] = self.fresh.fresh(f"inverse_{name}")
+            self.lines["program"].append(f"{self._inverses[divisor]} = inverse({name})")
+        return self._inverses[divisor]
 
     def text(self, e: Expr, binds: int = 0) -> str:
         """Print `e`, after the statements that its loads and the let names in it need."""

@@ -11,6 +11,7 @@ from attncc.codegen.lower import Lowering
 from attncc.codegen.printer import BIT_AND
 from attncc.codegen.signature import Argument, table_arguments
 from attncc.codegen.tables import Tables
+from attncc.ir import Visits
 
 SIDES = {"q": ("row", "row < q_len"), "k": ("key", "k < k_len")}  # of a side: its level, what lies inside its length
 
@@ -21,6 +22,17 @@ class Scan:
 
     value: str
     stores: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which tiles go on a list, and which of these are whole: conditions for one lane, empty where they always hold."""
+
+    lines: tuple[str, ...]  # before the loop over tiles
+    place: str
+    size: str
+    may: str
+    must: str
 
 
 @dataclass(frozen=True)
@@ -44,11 +56,13 @@ class TablesView:
     row_lines: tuple[str, ...]
     scan_lines: tuple[str, ...]
     scans: tuple[Scan, ...]
+    listing: Listing | None
 
 
 def tables_view(
-    tables: Tables, args: Sequence[Argument], names: dict[str, str], int_bits: int, fresh: Callable[[], Lowering]
-) -> TablesView:
+    visits: Visits, tables: Tables, args: Sequence[Argument], names: dict[str, str], int_bits: int,
+    fresh: Callable[[], Lowering],
+) -> TablesView:  # fmt: skip
     """`fresh` starts a lowering: each of the two kernels has statements of its own."""
     inner, outer = fresh(), fresh()
     other, (own_level, _) = "k" if tables.outer == "q" else "q", SIDES[tables.outer]
@@ -59,6 +73,7 @@ def tables_view(
         Scan(outer.text(value, BIT_AND), tuple((tables.place(s), s.reduce) for s in tables.scanned if s.value == value))
         for value in tables.held
     )
+    listing = _listing(visits, tables, outer) if tables.listed else None
     used = table_arguments(tuple(args))
     own = LOCAL[tables.outer]
     return TablesView(
@@ -68,4 +83,19 @@ def tables_view(
         block=tables.block, dtype=f"torch.int{int_bits}", stores=stores,
         lines=(*inner.take("program"), *inner.take(inner_level)),
         row_lines=outer.take(own_level), scan_lines=outer.take("program"), scans=scans,
+        listing=listing,
     )  # fmt: skip
+
+
+def _listing(visits: Visits, tables: Tables, lowering: Lowering) -> Listing:
+    """The tests of one tile, after the scalars of the tile that owns the list."""
+    scanning = lowering.take("program")
+    lines: list[str] = []
+    for name, value in visits.lets:
+        text = lowering.text(value)
+        lowering.names[name] = lowering.fresh.fresh(name)
+        lines += (*lowering.take("program"), f"{lowering.names[name]} = {text}")
+    may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
+    must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
+    lowering.lines["program"] = [*scanning, *lowering.lines["program"]]
+    return Listing(tuple(lines), tables.list_place, tables.list_size, may, must)

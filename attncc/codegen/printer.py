@@ -66,6 +66,8 @@ TRITON = Backend(
         "float": Form("({0}).to(tl.float32)"),
         "floor_div": call("floor_div", helper=True), "floor_mod": call("floor_mod", helper=True),
         "checked_div": call("checked_div", helper=True), "checked_mod": call("checked_mod", helper=True),
+        "fast_div": Form("fast_div({0}, {1}, {2})", helper="fast_div"),
+        "fast_mod": Form("fast_mod({0}, {1}, {2})", helper="fast_div"),
     },
     truncates=True,
     promotes=True,
@@ -132,6 +134,7 @@ class Printer:
     divided as tensors, unless the divisor is a constant other than 0. `nonnegative` proves an int expression >= 0,
     `positive` >= 1; without a proof `//` and `%` go through a helper that floors, and a divisor that may be below 1
     through one that then gives 0.
+    `inverse` names the variable that holds the inverse of a divisor where a division is worth a multiplication.
     """
 
     backend: Backend
@@ -140,6 +143,7 @@ class Printer:
     known: Mapping[Expr, str] = field(default_factory=dict)
     nonnegative: Callable[[Expr], bool] = lambda e: False
     positive: Callable[[Expr], bool] = lambda e: isinstance(e, Const) and e.value >= 1
+    inverse: Callable[[Op], str] = lambda e: ""
     helpers: set[str] = field(default_factory=set)
     number: Callable[[Expr], bool] = lambda e: False
 
@@ -157,6 +161,8 @@ class Printer:
         if form.helper:
             self.helpers.add(form.helper)
         parts = [self(a, need) for a, need in zip(self._operands(e), form.operands, strict=False)]
+        if form.helper == "fast_div":
+            parts.append(self.inverse(e))
         return self._wrap(form.pattern.format(*parts), form.binds, binds)
 
     @staticmethod
@@ -188,4 +194,6 @@ class Printer:
             return self.backend.forms[f"checked_{kind}"]
         if self.backend.truncates and not self.nonnegative(e.args[0]):
             return self.backend.forms[f"floor_{kind}"]
+        if self.inverse(e):
+            return self.backend.forms[f"fast_{kind}"]
         return self.backend.forms[e.op]

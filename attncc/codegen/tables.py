@@ -1,7 +1,8 @@
 """Summaries of tensors: which of them stand in a table made before the kernel, where, and how that table is made.
 
 The least and greatest of a tile's own rows are worked out where they are read, by whoever has those rows. Tables hold
-those of the other side's tiles (one kernel, a program for each), and what a scan over pairs of tiles finds (a second).
+those of the other side's tiles (one kernel, a program for each), and what a scan over pairs of tiles finds (a second):
+where something holds, or a list of the tiles that hold something.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.ir import Expr, Summary, Visits
+from attncc.ir import Expr, Summary, Visits, names
 
 SCANS = ("first", "stop", "run")
 LARGEST = {32: 2**31 - 1, 64: 2**63 - 1}
@@ -24,9 +25,11 @@ class Tables:
     scanned: tuple[Summary, ...]
     own: Mapping[str, Summary]  # of a tile's own side: no table
     over: tuple[str, ...]  # b, h: what any of them depends on
+    kv_heads: bool  # some do on h_kv
+    listed: bool = False  # a list for each tile of the outer side: whole tiles from its front, masked ones from its end
 
     def __bool__(self) -> bool:
-        return bool(self.reduced or self.scanned)
+        return bool(self.reduced or self.scanned or self.listed)
 
     @property
     def program(self) -> str:
@@ -45,15 +48,23 @@ class Tables:
         return f"b, h = {forms.get(self.over, '0, 0')}" + ("\n    h_kv = h // group" if self.kv_heads else "")
 
     @property
-    def kv_heads(self) -> bool:
-        return any("h_kv" in s.over for s in (*self.reduced, *self.scanned))
-
-    @property
     def block(self) -> str:
         """Elements in a block, by the numbers of tiles on both sides."""
         inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
         parts = [f"{len(t)} * {n}" for t, n in ((self.reduced, inner), (self.scanned, outer)) if t]
-        return " + ".join(parts)
+        return " + ".join([*parts, *([f"{self.list_size} * {outer}"] if self.listed else [])])
+
+    @property
+    def list_size(self) -> str:
+        """Elements of a list: a place for each tile of the inner side, and how many stand at its front and its end."""
+        return f"({'k_tiles' if self.outer == 'q' else 'q_tiles'} + 2)"
+
+    @property
+    def list_place(self) -> str:
+        """Where the lists begin in a block."""
+        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
+        before = (_times(len(self.reduced), inner), _times(len(self.scanned), outer))
+        return " + ".join(t for t in before if t)
 
     def place(self, summary: Summary) -> str:
         """Where a summary's table begins in its block."""
@@ -80,5 +91,9 @@ def tables_of(visits: Visits) -> Tables:
     if any(s.axis == inner for s in scanned):
         raise NotImplementedError(f"a scan over tiles of {inner} for an outer side {visits.outer}")
     own = {s.name: s for s in visits.summaries if s.axis == visits.outer and s.reduce not in SCANS}
-    used = {"h" if axis == "h_kv" else axis for s in (*reduced, *scanned) for axis in s.over}
-    return Tables(visits.outer, reduced, scanned, own, tuple(a for a in ("b", "h") if a in used))
+    used = {axis for s in (*reduced, *scanned) for axis in s.over}
+    if visits.listed:
+        tests = (e for e in (visits.may, visits.must, *(e for _, e in visits.lets)) if e is not None)
+        used |= {n for e in tests for n in names(e)} | {axis for s in visits.summaries for axis in s.over}
+    over = tuple(a for a in ("b", "h") if a in used or (a == "h" and "h_kv" in used))
+    return Tables(visits.outer, reduced, scanned, own, over, "h_kv" in used, visits.listed)

@@ -193,8 +193,9 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
     by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
     key_mask = " & ".join(lowering.text(t, BIT_AND) for t in (by_key and [*by_key, INSIDE]))
-    tables_text = tables_view(tables, args, names, plan.int_bits, lower) if tables else None
-    view_visits = visits_view(first_tile(visits) if plan.reference == "first_tile" else visits, lowering)
+    tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
+    early = plan.reference == "first_tile"
+    view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
     folds = rule.has_lse and not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")

@@ -74,13 +74,12 @@ def verify(as_json: bool) -> None:
 
 
 @command.command("clear")
-@click.option("--winners", is_flag=True, help="Remove what `attncc tune` found too.")
-def clear(winners: bool) -> None:
-    """Remove everything that a build brings back. Files of your own in that folder stay."""
+def clear() -> None:
+    """Remove everything that is kept. Files of your own in that folder stay."""
     from attncc.runtime.cache import Cache
 
     cache = Cache()
-    entries, size = cache.clear(winners)
+    entries, size = cache.clear()
     say(f"removed {entries} {'entry' if entries == 1 else 'entries'}, {amount(size, 'B')}, from {cache.root}")
 
 

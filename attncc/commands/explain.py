@@ -140,9 +140,13 @@ def _empty(mask: dict[str, Any]) -> str:
 def _visits(mask: dict[str, Any]) -> list[tuple[str, str]]:
     parts = [f"{_ranges(n)} of {name} tiles" for name, n in mask["segments"].items() if n]
     text = " and ".join(parts) or "nothing"
-    if mask["class_tests"]:
+    if mask["listed"]:
+        text = "the tiles on a list, which is made from the contents in the same call: a place for each pair of tiles"
+    elif mask["class_tests"]:
         text += ", and a test of each tile when it comes up"
-    rows = [("visits", text + ", in closed form" if not mask["class_tests"] else text)]
+    else:
+        text += ", in closed form"
+    rows = [("visits", text)]
     if mask["tables"]:
         size = sum(table["bytes"] for table in mask["tables"])
         rows.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +68,20 @@ def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "opaque": list(proved.opaque),
         "class_tests": visits.may is not None or visits.must is not None,
         "segments": {"masked": len(visits.masked), "full": len(visits.full)},
-        "tables": [_table(s, planned) for s in visits.summaries],
+        "listed": visits.listed,
+        "tables": [*map(partial(_table, planned), _stored(planned)), *([_list(planned)] if visits.listed else [])],
     }
 
 
-def _table(summary: Summary, planned: Planned) -> dict[str, Any]:
+def _stored(planned: Planned) -> tuple[Summary, ...]:
+    """The summaries that stand in memory: a kernel works those of its own rows out where it needs them."""
+    from attncc.codegen.tables import tables_of
+
+    tables = tables_of(planned.visits)
+    return (*tables.reduced, *tables.scanned) if planned.target.is_gpu else planned.visits.summaries
+
+
+def _table(planned: Planned, summary: Summary) -> dict[str, Any]:
     """A table that is made before the kernel, and its bytes in this call: four for each tile."""
     shape, plan = planned.shape, planned.choice.plan
     length, tile = (shape.q_len, plan.tile_q) if summary.axis == "q" else (shape.k_len, plan.tile_k)
@@ -79,6 +89,16 @@ def _table(summary: Summary, planned: Planned) -> dict[str, Any]:
     size = 4 * -(-length // tile) * prod(extents[axis] for axis in summary.over)
     facts = {"name": summary.name, "axis": summary.axis, "reduce": summary.reduce, "over": list(summary.over)}
     return {**facts, "bytes": size}
+
+
+def _list(planned: Planned) -> dict[str, Any]:
+    """The lists of tiles that a kernel before the kernel makes: a place for each pair of tiles, and two numbers."""
+    from attncc.codegen.tables import tables_of
+
+    shape, plan, over = planned.shape, planned.choice.plan, tables_of(planned.visits).over
+    programs = prod({"b": shape.batch, "h": shape.heads}[axis] for axis in over)
+    size = 4 * programs * -(-shape.q_len // plan.tile_q) * (-(-shape.k_len // plan.tile_k) + 2)
+    return {"name": "tiles", "axis": "q", "reduce": "list", "over": list(over), "bytes": size}
 
 
 def io_facts(planned: Planned, visited: int | None) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Visits:
     `masked` tiles must evaluate the mask; `full` tiles hold only pairs that the mask keeps, and lie wholly inside the
     inner length. `may` and `must` refine masked tiles at run time: where `may` is false the tile holds nothing, where
     `must` is true it is full. They are over the outer tile and over the inner tile's number `inner_tile`, its
-    `inner_first` and its `inner_last` (clipped to the length).
+    `inner_first` and its `inner_last` (clipped to the length). Where tiles are `listed`, a kernel before this one has
+    written down which of them may hold something, those that `must` is true of apart.
     """
 
     outer: str  # q | k
@@ -66,3 +67,4 @@ class Visits:
     summaries: tuple[Summary, ...] = ()
     opaque: tuple[str, ...] = ()  # parts of the mask that no range could be derived from, in words
     empty_rows: bool = True  # False where every row is proved to see a key
+    listed: bool = False

@@ -3,34 +3,16 @@
 from attncc.planner.backward import choose_backward
 from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.search import Choice, bucket_of, choose, class_of, ranked
-from attncc.planner.tuned import (
-    Candidate,
-    backward_candidates,
-    beside,
-    candidates,
-    choices_of,
-    crossed,
-    with_choices,
-)
+from attncc.planner.search import Choice, choose, class_of
 
 __all__ = [
-    "Candidate",
     "Choice",
     "Costs",
     "Violation",
-    "backward_candidates",
-    "beside",
-    "bucket_of",
-    "candidates",
-    "choices_of",
     "choose",
     "choose_backward",
     "class_of",
     "closed_forms",
     "costs",
-    "crossed",
-    "ranked",
     "violations",
-    "with_choices",
 ]

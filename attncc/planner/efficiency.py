@@ -17,7 +17,8 @@ from attncc.targets import Target
 
 @dataclass(frozen=True)
 class Measured:
-    """TFLOP/s of one schedule at one head size, without a mask and with a causal one (over kept pairs)."""
+    """TFLOP/s of one schedule at one head size: without a mask, with a causal one and with a window of 1024 (over kept
+    pairs; 0 where that was not measured)."""
 
     head_dim: int
     tile_q: int
@@ -29,6 +30,7 @@ class Measured:
     full: float
     causal: float
     reference: str = "running"
+    local: float = 0
 
 
 # One H200, Triton 3.6.0, bf16, the generated kernels, medians of three in turns; D 64 and 256 at S 4096, D 128 the mean
@@ -58,6 +60,8 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(256, 128, 64, 8, 2, "pointer", 0, 452, 446),
     ),
 }
+LOCAL = 0.8  # of a causal mask's rate, where few tiles of a row are visited
+GRAIN = 128  # rows and keys
 UNMEASURED = 0.9  # of the slowest measured schedule: what was not tried does not outrank what was
 TYPICAL = 0.6  # of the reachable rate, for a schedule without any fault below
 FAULTS = {
@@ -93,18 +97,25 @@ def references(target: Target) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("running", *(r.reference for r in MEASURED.get(target.name, ())))))
 
 
-def efficiency(plan: KernelPlan, target: Target, masked: bool = False) -> float:
-    """Part of the reachable rate of the matrix unit, 0 to 1; `masked` for a call that leaves tiles out."""
+def efficiency(plan: KernelPlan, target: Target, spread: str = "all") -> float:
+    """Part of the reachable rate of the matrix unit, 0 to 1, where tiles lie as analysis.spread says."""
     found = measured(plan, target)
     if found is not None:
-        return _rate(found, masked) / target.reachable_tflops
+        return _rate(found, spread) / target.reachable_tflops
     guess = _rule(plan, target)
-    slowest = min((_rate(r, masked) for r in _nearest(plan, target)), default=0.0)
+    slowest = min((_rate(r, spread) for r in _nearest(plan, target)), default=0.0)
     return min(guess, UNMEASURED * slowest / target.reachable_tflops) if slowest else guess
 
 
-def _rate(record: Measured, masked: bool) -> float:
-    return record.causal if masked else record.full
+def _rate(record: Measured, spread: str) -> float:
+    if spread in ("all", "dense"):
+        return record.full if spread == "all" else record.causal
+    return record.local or LOCAL * record.causal
+
+
+def needless(plan: KernelPlan, spread: str) -> float:
+    """How many times the needed work the tiles hold, where what a mask keeps is scattered in patches of GRAIN."""
+    return (1 + plan.tile_q / GRAIN) * (1 + plan.tile_k / GRAIN) if spread == "scattered" else 1.0
 
 
 def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:

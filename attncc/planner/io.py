@@ -107,10 +107,10 @@ def all_tiles(plan: KernelPlan, shape: Shape) -> int:
     return shape.batch * shape.heads * -(-shape.q_len // plan.tile_q) * -(-shape.k_len // plan.tile_k)
 
 
-def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, masked: bool = False) -> Costs:
+def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, spread: str = "all") -> Costs:
     """Costs of one forward call that visits `tiles` tiles of plan.tile_q x plan.tile_k (None: all of them).
 
-    `masked` says that a mask leaves some out, which a kernel that was measured both ways has another rate for.
+    `spread` says how they lie (analysis.spread): a kernel that was measured on several has several rates.
     """
     visited = all_tiles(plan, shape) if tiles is None else tiles
     sizes = Sizes(
@@ -122,7 +122,7 @@ def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = No
     bound = max(times, key=lambda name: times[name])
     return Costs(
         int(a.hbm_bytes), int(a.streamed_bytes), int(a.standard_hbm_bytes), a.flops, a.exponentials, plan.shared_bytes,
-        bound, times[bound], _predicted(plan, shape, target, times, masked, a),
+        bound, times[bound], _predicted(plan, shape, target, times, spread, a),
     )  # fmt: skip
 
 
@@ -146,12 +146,12 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
 
 
 def _predicted(
-    plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], masked: bool, a: Amounts
+    plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], spread: str, a: Amounts
 ) -> float:
     """Products and exponentials at the plan's own efficiency, no faster than the memory and the L2 deliver."""
     if not target.is_gpu:
         return max(times.values())
-    busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, masked)
+    busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, spread)
     programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
     fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
     cached: float = a.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
+from attncc import analysis
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
@@ -24,7 +25,6 @@ WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
 CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
-SHORT = 1024  # up to here winners are measured apart from longer calls, which fill a GPU
 TYPICAL_BATCH = 4
 SHOWN = 12  # rejected plans of each kind that a Choice carries
 
@@ -55,7 +55,7 @@ def choose(
         elif why := hopper.unfit(spec, visits):
             raise PlanError(f"no plan of {spec.name} fits {target.name}: {why}")
     usual = class_of(shape)
-    candidates = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
+    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
     if any_stride and (main := choose(spec, shape, target, visits).plan).algorithm != "fa3":
         bits = _same_bits(main)
         candidates = [plan for plan in candidates if _same_bits(plan) == bits]
@@ -63,41 +63,20 @@ def choose(
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
-    masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
-    timed = [(costs(plan, usual, target, masked=masked), plan) for plan in legal]
-    timed.sort(key=lambda pair: _rank(pair[0], pair[1], target, masked))
+    spread = analysis.spread(spec, visits) if visits is not None else "dense" if spec.masks else "all"
+    timed = [(_all_tiles(plan, usual, target, spread), plan) for plan in legal]
+    timed.sort(key=lambda pair: _rank(pair[0], pair[1], target, spread))
     best, plan = timed[0]
     slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
-    return Choice(plan, rejected, costs(plan, shape, target, masked=masked))
+    return Choice(plan, rejected, costs(plan, shape, target, spread=spread))
 
 
-def ranked(
-    spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None
-) -> tuple[tuple[KernelPlan, Costs], ...]:
-    """Every plan that `choose` may take, with what the model says of `shape`'s class, the fastest first."""
-    schedule, usual = spec.schedule(target.name), class_of(shape)
-    masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
-    made = (finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False))
-    timed = [(plan, costs(plan, usual, target, masked=masked)) for plan in made if not violations(plan, target)]
-    return tuple(sorted(timed, key=lambda pair: _rank(pair[1], pair[0], target, masked)))
-
-
-def specialised(
-    spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None
-) -> tuple[KernelPlan, ...]:
-    """Warp-specialised plans for long calls, where the spec leaves the algorithm open: the usual schedule first."""
-    schedule, usual = spec.schedule(target.name), class_of(shape)
-    if schedule.algorithm is not None or usual.q_len != LONG or not target.is_gpu or hopper.unfit(spec, visits):
-        return ()
-    open_ = replace(schedule, warps=None)  # which follow from the rows
-    tried = (
-        replace(open_, tile_q=schedule.tile_q or q, tile_k=schedule.tile_k or k, stages=schedule.stages or n)
-        for q, k, n in product((None, 128, 192), (None, 64, 128), (None, 2, 3, 4))
-    )
-    made = [finish(plan, target) for one in tried for plan in _hopper(spec, usual, target, one, visits)]
-    return tuple(dict.fromkeys(plan for plan in made if not violations(plan, target)))
+def _all_tiles(plan: KernelPlan, shape: Shape, target: Target, spread: str) -> Costs:
+    """What ranks plans: the costs of all tiles, and of more where larger ones hold more that is not needed."""
+    found = costs(plan, shape, target, spread=spread)
+    return replace(found, predicted_ms=found.predicted_ms * efficiency.needless(plan, spread))
 
 
 def class_of(shape: Shape) -> Shape:
@@ -107,20 +86,14 @@ def class_of(shape: Shape) -> Shape:
                    head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
 
 
-def bucket_of(shape: Shape) -> Shape:
-    """The shape that stands for all that share a measured winner: its class, of which short calls are set apart."""
-    usual = class_of(shape)
-    return replace(usual, q_len=SHORT) if usual.q_len == LONG and shape.q_len <= SHORT else usual
-
-
 def _same_bits(plan: KernelPlan) -> tuple[object, ...]:
     """The choices that decide in which order a row is summed up."""
     return (plan.tile_q, plan.tile_k, plan.warps, plan.reference)
 
 
-def _rank(predicted: Costs, plan: KernelPlan, target: Target, masked: bool) -> tuple[float, float, int, int, int, int]:
+def _rank(predicted: Costs, plan: KernelPlan, target: Target, spread: str) -> tuple[float, float, int, int, int, int]:
     """Time first; where the memory alone decides it, what leaves the most to spare; then the smaller footprint."""
-    spare = efficiency.efficiency(plan, target, masked) if target.is_gpu else 0.0
+    spare = efficiency.efficiency(plan, target, spread) if target.is_gpu else 0.0
     return (predicted.predicted_ms, -spare, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
 
 
@@ -185,11 +158,10 @@ def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
 
 
 def _references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
-    """A row's first tiles as reference: in bf16, which has float32's range, where whole tiles come in closed ranges.
-    Where weights are no exponentials there is none, and it is as if it ran along."""
-    closed = visits is not None and bool(visits.full) and visits.may is None and visits.must is None
-    closed = closed and normaliser(spec).has_lse
-    return efficiency.references(target) if dtype == "bf16" and closed else ("running",)
+    """A row's first tiles as reference: in bf16, which has float32's range. Where weights are no exponentials there is
+    none, and it is as if it ran along."""
+    apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse
+    return efficiency.references(target) if apt else ("running",)
 
 
 def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
@@ -201,8 +173,7 @@ def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tup
     return ("descriptor",) if target.caps.has_tma and rows and unit else ("pointer",)
 
 
-def finish(plan: KernelPlan, target: Target) -> KernelPlan:
-    """The plan with the shared memory that it is predicted to take."""
+def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
     if plan.dtype not in shared_memory.ELEMENT_BYTES:
         return plan
     taken = hopper.shared_bytes(plan) if plan.algorithm == "fa3" else shared_memory.fa2_forward(plan, target)

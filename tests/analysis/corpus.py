@@ -289,6 +289,7 @@ MASKS = [
         {"first": 20, "last": part(6), "tile": part(2), "TILE_K": 7, "q_low": -3, "q_high": 5, "begin": 2},
     ),
     Mask("root distance", "k <= q and k >= floor(sqrt(abs(q)))"),
+    Mask("table of small blocks", "blocks[h, q // 4, k // 4]", tables=BLOCKS, tensors=block_table(4, 0.02)),
 ]
 
 SHAPES = [  # q_len, k_len, tile_q, tile_k

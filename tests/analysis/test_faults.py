@@ -42,7 +42,7 @@ FAULTS = [
         "Domain._cells",
         "known & home.every(atoms), ~known",
         "home.every(atoms), home.false",
-        "tree by a table",
+        "table of small blocks",
     ),
     (
         "interval",

@@ -1,7 +1,8 @@
 """Run by test_first_tile.py with TRITON_INTERPRET=1: kernels whose rows take their first tiles as reference.
 
 The planner takes that for bf16 alone, which Triton's interpreter gets wrong; so the plan is made by hand, in float32.
-Prints a JSON line for each call: the spec, what was done to the inputs, the errors of out and lse.
+Takes names of CASES, with NAME:KIND,… some kinds of inputs only. Prints a JSON line for each call: the spec, what was
+done to the inputs, the errors of out and lse.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from attncc.runtime.reference import reference
 torch.manual_seed(0)
 SPECS = Path(__file__).parents[2] / "specs"
 WEIGHTED = "attention weighted(gate: f32[b, h_kv, k]) { mask k <= q weight gate[b, h_kv, k] }"
+BLOCKS = "attention block_sparse(blocks: bool[h, n, n]) { mask blocks[h, q // 8, k // 8] }"  # rows without keys, too
 SINKS = torch.tensor([0.5, -1.0, 60.0, -torch.inf])
 KINDS = ("plain", "grows", "falls", "spike", "large")
 CASES = {
@@ -31,6 +33,9 @@ CASES = {
     "streaming": (None, {"first": 4, "window": 60}),
     "window_alibi_sinks": (None, {"window": 90, "slopes": torch.rand(4), "sinks": SINKS}),
     "softcap": (None, {"cap": 5.0}),
+    "document": (None, {"doc": (torch.arange(230) // 37 % 4).int().expand(2, 230)}),
+    "neighborhood_2d": (None, {"height": 10, "width": 23, "radius": 2}),
+    "block_sparse": (BLOCKS, {"blocks": torch.rand(4, 29, 29, generator=torch.Generator().manual_seed(0)) < 0.2}),
     "weighted": (WEIGHTED, {"gate": torch.rand(2, 2, 230)}),
 }  # fmt: skip
 
@@ -49,11 +54,12 @@ def inputs(kind: str) -> tuple[torch.Tensor, ...]:
 
 
 def main(names: list[str]) -> None:
-    for name in names:
+    for asked in names:
+        name, _, kinds = asked.partition(":")
         torch.manual_seed(0)
         text, params = CASES[name]
         spec = frontend.parse(text or (SPECS / f"{name}.attn").read_text()).spec
-        visits = analysis.kernel_visits(spec)
+        visits = analysis.kernel_visits(spec, forward=True)
         plan = KernelPlan("sm_90", "fa2", "q_outer", 64, 32, 2, 4, 32, 16, "f32", reference="first_tile",
                           tables=bool(tables_of(visits)))  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +68,7 @@ def main(names: list[str]) -> None:
             assert "for again in tl.static_range(2)" in path.read_text()
             module = load_module(path, path.read_bytes(), f"first_tile_{name}")
         spelled = {codegen.parameter_names(spec)[n]: value for n, value in params.items()}
-        for kind in KINDS:
+        for kind in kinds.split(",") if kinds else KINDS:
             q, k, v = inputs(kind)
             out, lse = module.forward(q, k, v, **spelled)
             want, want_lse = reference(spec, q, k, v, params)

@@ -35,6 +35,13 @@ def test_adversarial_rows():
     hold(rows)
 
 
+def test_tiles_that_are_classed_or_listed():
+    """Each row's reference is the first tile in which it sees something."""
+    rows = run("document:grows", "neighborhood_2d:plain", "block_sparse:spike")
+    assert len(rows) == 3
+    hold(rows)
+
+
 @pytest.mark.slow
 def test_more_specs():
     hold(run())

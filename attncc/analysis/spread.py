@@ -1,0 +1,39 @@
+"""How the tiles lie that a mask leaves, as far as that is known before lengths and parameters are."""
+
+from __future__ import annotations
+
+from attncc.analysis.evaluate import Env, evaluate
+from attncc.ir import AttentionSpec, Visits, tile_names
+
+SHORT, LONG, TILE = 2**14, 2**17, 64
+UNGIVEN = 256  # an int parameter without a default
+
+
+def spread(spec: AttentionSpec, v: Visits) -> str:
+    """all: there is no mask. dense: longer sequences have more tiles in each row of tiles, as under a causal mask.
+    local: they have not (a window, documents). scattered: no tile is known to be whole before it comes up (a
+    neighbourhood on a grid, a table of blocks)."""
+    if not spec.masks:
+        return "all"
+    tested = v.may is not None or v.must is not None
+    if tested and not v.full:
+        return "scattered"
+    try:
+        return "dense" if _visited(spec, v, LONG) > 2 * _visited(spec, v, SHORT) else "local"
+    except KeyError:  # contents of a tensor
+        return "local" if tested else "dense"
+
+
+def _visited(spec: AttentionSpec, v: Visits, length: int) -> int:
+    """Tiles that the query tile in the middle of a sequence visits."""
+    called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
+    given = {p.name: UNGIVEN if p.default is None else p.default for p in spec.scalars}
+    middle = length // 2
+    places = {"first": middle, "last": middle + TILE - 1, "tile": middle // TILE, "TILE_Q": TILE, "TILE_K": TILE}
+    program = {"b": 0, "h": 0, "h_kv": 0, "b_len": 1, "h_len": 1, "q_len": length, "k_len": length}
+    env = Env(
+        {**dict.fromkeys(spec.free_axes, UNGIVEN), **program, **given, **{called[n]: x for n, x in places.items()}}
+    )
+    for name, value in v.lets:
+        env = env.plus(**{name: evaluate(value, env)})
+    return sum(max(0, int(evaluate(s.end, env)) - int(evaluate(s.begin, env))) for s in (*v.masked, *v.full))
