@@ -7,10 +7,10 @@ tests/compile/test_backward.py compares them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape
+from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape, names
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import MAX_HEAD_DIM, violations
 from attncc.planner.operands import WORD, operands
@@ -27,6 +27,7 @@ class Schedule:
     inner: int
     warps: int
     stages: int
+    max_registers: int = 0  # of a thread, so that a third block fits on the SM; for scores of s alone
 
 
 # The widest that do not spill for causal attention, but for a few words at the edge of a loop. tcgen05 keeps sums in a
@@ -42,13 +43,17 @@ BY_POINTER = {
              Schedule(512, 32, 16, 8, 1), Schedule(512, 16, 16, 4, 1)),
     "fma": (Schedule(64, 32, 32, 8, 1), Schedule(512, 16, 16, 8, 1)),
 }  # fmt: skip
-# For wgmma, with what streams by brought by TMA: no addresses in registers, so that tiles are wider.
+# For wgmma, with what streams by brought by TMA: no addresses in registers. The first of each head size is the fastest
+# of 11 to 17 that were measured on one H200, Triton 3.6.0, bf16, S 1024 to 16384, with and without a causal mask (D 64,
+# 128 and 256): two blocks of one warp group on an SM beat one of two. The others have room for what a score asks for.
 BY_DESCRIPTOR = {
-    "dq": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 32, 8, 3),
-           Schedule(256, 64, 64, 8, 2), Schedule(512, 64, 32, 8, 1), Schedule(512, 64, 16, 8, 1)),
-    "dkdv": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 32, 8, 2),
-             Schedule(256, 64, 32, 8, 2), Schedule(512, 64, 16, 8, 1)),
+    "dq": (Schedule(128, 64, 64, 4, 2), Schedule(128, 64, 32, 4, 3), Schedule(128, 64, 16, 4, 2),
+           Schedule(256, 128, 32, 8, 3), Schedule(256, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
+    "dkdv": (Schedule(64, 64, 64, 4, 2, 168), Schedule(128, 64, 64, 4, 2), Schedule(128, 64, 32, 4, 3),
+             Schedule(128, 64, 16, 4, 2), Schedule(256, 64, 64, 8, 2), Schedule(256, 64, 32, 8, 2),
+             Schedule(256, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
 }  # fmt: skip
+PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
 
 
 def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> KernelPlan:
@@ -72,8 +77,8 @@ def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, re
     """`plan` with the first schedule of one kernel that fits; why others did not goes to `reasons`."""
     width = max(padded(plan.head_dim), padded(plan.head_dim_v))
     loads, schedules = _schedules(plan, target, which)
-    fitting = [s for s in schedules if width <= s.head_dim]
-    most = _pairs_of_a_thread(spec)
+    fitting = [s for s in schedules if width <= s.head_dim and (_of_s_alone(spec) or not s.max_registers)]
+    most = _pairs_of_a_thread(spec, loads)
     fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
     for s in fitting:
         made = _with(plan, s, which, loads)
@@ -86,14 +91,27 @@ def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, re
 
 def _with(plan: KernelPlan, s: Schedule, which: str, loads: str) -> KernelPlan:
     if which == "dkdv":
-        return replace(plan, dkdv=PassPlan(s.inner, s.outer, s.stages, s.warps, loads))
-    return replace(plan, tile_q=s.outer, tile_k=s.inner, stages=s.stages, warps=s.warps, loads=loads)
+        return replace(plan, dkdv=PassPlan(s.inner, s.outer, s.stages, s.warps, loads, s.max_registers))
+    own = PassPlan(s.outer, s.inner, s.stages, s.warps, loads, s.max_registers)
+    return replace(plan, **{f.name: getattr(own, f.name) for f in fields(own)})
 
 
-def _pairs_of_a_thread(spec: AttentionSpec) -> int:
+def _pairs_of_a_thread(spec: AttentionSpec, loads: str) -> int:
     """How many pairs a thread can hold: those for which a tensor is read take addresses and values too."""
     read = operands(spec)
-    return 4 if read.pair or read.bits else 8 if read.gather else 64
+    if loads == "pointer":
+        return 4 if read.pair or read.bits else 8 if read.gather else 64
+    if read.pair or read.bits:
+        return PAIRS["pair"]
+    if read.gather or read.chain:
+        return PAIRS["gather"]
+    return 64 if _of_s_alone(spec) else PAIRS["positions"]
+
+
+def _of_s_alone(spec: AttentionSpec) -> bool:
+    """Whether no score and no weight needs more of a pair than s."""
+    asked = (*spec.scores, *((spec.weight,) if spec.weight is not None else ()))
+    return not any({"q", "row", "k"} & names(e) for e in asked)
 
 
 def _schedules(plan: KernelPlan, target: Target, which: str) -> tuple[str, tuple[Schedule, ...]]:

@@ -36,8 +36,8 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     beside += ALIGNMENT if beside else 0
     rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if stages > 1 else 0
     unit = pass_unit(plan, which, target)
+    piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
     if unit == "mfma":  # what is kept is in registers, and passed through shared memory piece by piece
-        piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
         passed = max(outer, inner) * piece * size
         return max(passed, (stages - 1) * streamed + weights + rows) + beside
     if unit == "wgmma":
@@ -45,6 +45,8 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     if unit == "tcgen05":
         passed = TILES[unit] * weights if stages > 1 else 0
         return kept + stages * streamed + passed + BARRIERS + rows + beside
+    if stages == 1:  # p and ds pass through together, and a piece of what streams by on its way to its other layout
+        weights = 2 * weights + inner * piece * size
     return kept + ahead * streamed + weights + rows + beside
 
 
