@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 Number = int | float | bool
 Stage = Callable[[str], None]
+Tuned = Mapping[str, Mapping[str, Any]]  # by pass: choices of a plan that were measured, in plain form
 
 
 def silent(text: str) -> None:
@@ -63,6 +64,7 @@ class Planned:
     target: Target
     visits: Visits
     choice: Choice
+    tuned: Tuned = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,12 @@ def refuse(parsed: Parsed) -> None:
 
 def plan_parsed(
     parsed: Parsed, consts: Mapping[str, int], values: Mapping[str, Number], shape: Shape, target_name: str,
-    int_bits: int = 32,
+    int_bits: int = 32, tuned: Tuned | None = None,
 ) -> Planned:  # fmt: skip
-    """The second half of `plan`, for one shape class; `int_bits` is the width of positions and int parameters."""
+    """The second half of `plan`, for one shape class; `int_bits` is the width of positions and int parameters.
+
+    What was measured (`tuned`) stands in for what the model chooses, where it is legal still.
+    """
     from attncc import analysis, frontend, planner
     from attncc.codegen.tables import tables_of
 
@@ -151,19 +156,38 @@ def plan_parsed(
     visits = analysis.kernel_visits(spec, forward=True) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
     choice = planner.choose(spec, shape, goal, visits)
     choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=bool(tables_of(visits))))
-    return Planned(parsed, spec, consts, values, shape, goal, visits, choice)
+    planned = Planned(parsed, spec, consts, values, shape, goal, visits, choice)
+    return _with_tuned(planned, tuned) if tuned and goal.is_gpu else planned
+
+
+def _with_tuned(planned: Planned, tuned: Tuned) -> Planned:
+    from attncc import planner
+
+    model = planned.choice.plan
+    plan = planner.with_choices(model, tuned[FORWARD], planned.target) if FORWARD in tuned else model
+    made = replace(planned, choice=replace(planned.choice, plan=plan or model), tuned=tuned)
+    if plan is None or (plan.loads == "descriptor" and _any_stride(made) is None):
+        return replace(planned, tuned={n: choices for n, choices in tuned.items() if n != FORWARD})
+    return made
 
 
 def every_kernel(planned: Planned) -> tuple[Planned, ...]:
     """The plan, and where its kernel cannot take any strides, the plan of the file that can."""
+    if planned.choice.plan.loads != "descriptor":
+        return (planned,)
+    other = _any_stride(planned)
+    assert other is not None  # a tuned plan without one is not taken
+    return planned, replace(planned, choice=other)
+
+
+def _any_stride(planned: Planned) -> Choice | None:
+    """The plan beside one that loads by descriptor; None where a tuned one can have none."""
     from attncc import planner
 
     chosen = planned.choice.plan
-    if chosen.loads != "descriptor":
-        return (planned,)
     other = planner.choose(planned.spec, planned.shape, planned.target, planned.visits, any_stride=True)
-    plan = replace(other.plan, int_bits=chosen.int_bits, tables=chosen.tables)
-    return planned, replace(planned, choice=replace(other, plan=plan))
+    plan = planner.beside(other.plan, chosen, planned.target) if FORWARD in planned.tuned else other.plan
+    return None if plan is None else replace(other, plan=replace(plan, int_bits=chosen.int_bits, tables=chosen.tables))
 
 
 def backward(planned: Planned) -> Planned:
@@ -182,6 +206,8 @@ def backward(planned: Planned) -> Planned:
         for _, reason in unbuilt(planned.spec):
             raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
         plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits)
+        if BACKWARD in planned.tuned:
+            plan = planner.with_choices(plan, planned.tuned[BACKWARD], planned.target) or plan
     return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
 
 

@@ -74,12 +74,13 @@ def verify(as_json: bool) -> None:
 
 
 @command.command("clear")
-def clear() -> None:
-    """Remove everything that is kept. Files of your own in that folder stay."""
+@click.option("--winners", is_flag=True, help="Remove what `attncc tune` found too.")
+def clear(winners: bool) -> None:
+    """Remove everything that a build brings back. Files of your own in that folder stay."""
     from attncc.runtime.cache import Cache
 
     cache = Cache()
-    entries, size = cache.clear()
+    entries, size = cache.clear(winners)
     say(f"removed {entries} {'entry' if entries == 1 else 'entries'}, {amount(size, 'B')}, from {cache.root}")
 
 

@@ -3,16 +3,25 @@
 from attncc.planner.backward import choose_backward
 from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
-from attncc.planner.search import Choice, choose, class_of
+from attncc.planner.search import Choice, bucket_of, choose, class_of, ranked
+from attncc.planner.tuned import Candidate, backward_candidates, beside, candidates, choices_of, with_choices
 
 __all__ = [
+    "Candidate",
     "Choice",
     "Costs",
     "Violation",
+    "backward_candidates",
+    "beside",
+    "bucket_of",
+    "candidates",
+    "choices_of",
     "choose",
     "choose_backward",
     "class_of",
     "closed_forms",
     "costs",
+    "ranked",
     "violations",
+    "with_choices",
 ]

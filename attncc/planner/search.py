@@ -25,6 +25,7 @@ WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
 CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
+SHORT = 1024  # up to here winners are measured apart from longer calls, which fill a GPU
 TYPICAL_BATCH = 4
 SHOWN = 12  # rejected plans of each kind that a Choice carries
 
@@ -55,7 +56,7 @@ def choose(
         elif why := hopper.unfit(spec, visits):
             raise PlanError(f"no plan of {spec.name} fits {target.name}: {why}")
     usual = class_of(shape)
-    candidates = [_finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
+    candidates = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
     if any_stride and (main := choose(spec, shape, target, visits).plan).algorithm != "fa3":
         bits = _same_bits(main)
         candidates = [plan for plan in candidates if _same_bits(plan) == bits]
@@ -79,11 +80,28 @@ def _all_tiles(plan: KernelPlan, shape: Shape, target: Target, spread: str) -> C
     return replace(found, predicted_ms=found.predicted_ms * efficiency.needless(plan, spread))
 
 
+def ranked(
+    spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None
+) -> tuple[tuple[KernelPlan, Costs], ...]:
+    """Every plan that `choose` may take, with what the model says of `shape`'s class, the fastest first."""
+    schedule, usual = spec.schedule(target.name), class_of(shape)
+    masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
+    made = (finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False))
+    timed = [(plan, costs(plan, usual, target, masked=masked)) for plan in made if not violations(plan, target)]
+    return tuple(sorted(timed, key=lambda pair: _rank(pair[1], pair[0], target, masked)))
+
+
 def class_of(shape: Shape) -> Shape:
     """The shape that stands for all that share a plan with this one."""
     rows = next((c for c in Q_CLASSES if shape.q_len <= c), LONG)
     return replace(Shape(), batch=TYPICAL_BATCH, q_len=rows, k_len=LONG, head_dim=shape.head_dim,
                    head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
+
+
+def bucket_of(shape: Shape) -> Shape:
+    """The shape that stands for all that share a measured winner: its class, of which short calls are set apart."""
+    usual = class_of(shape)
+    return replace(usual, q_len=SHORT) if usual.q_len == LONG and shape.q_len <= SHORT else usual
 
 
 def _same_bits(plan: KernelPlan) -> tuple[object, ...]:
@@ -173,7 +191,8 @@ def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tup
     return ("descriptor",) if target.caps.has_tma and rows and unit else ("pointer",)
 
 
-def _finish(plan: KernelPlan, target: Target) -> KernelPlan:
+def finish(plan: KernelPlan, target: Target) -> KernelPlan:
+    """The plan with the shared memory that it is predicted to take."""
     if plan.dtype not in shared_memory.ELEMENT_BYTES:
         return plan
     taken = hopper.shared_bytes(plan) if plan.algorithm == "fa3" else shared_memory.fa2_forward(plan, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,17 +15,20 @@ import torch
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments, autograd, operator
+from attncc.runtime import arguments, autograd, operator, winners
 from attncc.runtime.cache import Cache
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
 from attncc.runtime.loader import load_module
+from attncc.runtime.search import BUDGET
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
+    from attncc.runtime.tune import Tell, Tuning
 
 TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
 
+Place = tuple[str, "winners.Device | None"]  # a target, and the device whose winners hold
 Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -48,11 +51,15 @@ class Ready:
 class Attention:
     """One spec, its constants baked in; call it with tensors. Kernels come from the cache or are built."""
 
-    def __init__(self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None) -> None:
+    def __init__(
+        self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: pipeline.Tuned | None = None
+    ) -> None:
+        """`tuned` are choices by pass that take the place of what was kept for the device."""
         self.parsed = parsed
         self.consts = dict(consts)
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
+        self._tuned = tuned
         self.text = frontend.canonical(self.spec)  # with the constants baked in
         self.has_lse = normaliser(self.spec).has_lse
         self._widths = analysis.widths(self.spec)
@@ -73,6 +80,35 @@ class Attention:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def cache(self) -> Cache:
+        """Where its kernels are kept."""
+        self._cache = self._cache or Cache()
+        return self._cache
+
+    def tune(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, passes: Sequence[str] | None = None,
+        cold: bool = False, budget: float = BUDGET, tell: Tell | None = None, **given: Any,
+    ) -> Tuning:  # fmt: skip
+        """Search for the fastest plan for calls like this one on its GPU, and keep it for good.
+
+        Arguments are those of a call; the winner serves every call of its bucket (docs/tuning.md). `passes` are
+        forward and backward; left out: forward, and backward where an argument requires a gradient. `cold` empties the
+        GPU's cache before each run, `budget` is the seconds for a pass, `tell` hears (pass, done, all, found).
+        Candidates are compared with float64 before they may win; results change by nothing but the plan. TypeError and
+        ValueError as for a call, ValueError for strides that TMA cannot take; EnvironmentFault without a GPU.
+        """
+        from attncc.runtime import tune
+
+        found = tune.tune(self, q, k, v, given, passes=passes, cold=cold, budget=budget, tell=tell)
+        for known in (self._ready, self._launchers, self._plans, self._backward):
+            known.clear()
+        return found
+
+    def having(self, tuned: pipeline.Tuned) -> Attention:
+        """The same attention with these choices in place of what was kept, by pass."""
+        return Attention(self.parsed, self.consts, self.target, tuned)
 
     def __repr__(self) -> str:
         return f"<attncc.Attention {self.name}({', '.join(p.name for p in self.spec.params)})>"
@@ -174,11 +210,12 @@ class Attention:
         sizes = arguments.check_tensors(self.spec, q, k, v, given)
         target = target_for(self.target, q)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
-        shape = planner.class_of(Shape(
+        shape = planner.bucket_of(Shape(
             sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
             arguments.DTYPES[q.dtype],
         ))  # fmt: skip
-        whole = target != INTERPRETER and self._planned(target, shape, 32).choice.plan.algorithm == "fa3"
+        place = target, None if target == INTERPRETER else winners.device_of(q.device)
+        whole = target != INTERPRETER and self._planned(place, shape, 32).choice.plan.algorithm == "fa3"
         loaded = (q, k, v) if whole else (k, v)
         strides = [s * q.element_size() for x in loaded for s in x.stride()[:3]]
         aligned = (
@@ -186,7 +223,7 @@ class Attention:
             and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
         )  # fmt: skip
         launches: dict[tuple[bool, bool], Launch] = {}
-        build = partial(self._launcher, target, shape, launches)
+        build = partial(self._launcher, place, shape, launches)
         build(True, aligned)
         here = analysis.Env({"q_len": sizes.q_len, "k_len": sizes.k_len})
         clamps = {
@@ -196,7 +233,7 @@ class Attention:
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
-        backward = partial(self._backward_launcher, target, shape)
+        backward = partial(self._backward_launcher, place, shape)
         ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, backward)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
@@ -212,13 +249,13 @@ class Attention:
         return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
 
     def _launcher(
-        self, target: str, shape: Shape, launches: dict[tuple[bool, bool], Launch], narrow: bool, aligned: bool
+        self, place: Place, shape: Shape, launches: dict[tuple[bool, bool], Launch], narrow: bool, aligned: bool
     ) -> Launch:
         """The launcher of the generated file for a shape class; found or built, and loaded, once."""
-        key = (target, shape, narrow, aligned)
+        key = (place, shape, narrow, aligned)
         found = self._launchers.get(key)
         if found is None:
-            found = self._launchers[key] = self._load(target, shape, 32 if narrow else 64, aligned)
+            found = self._launchers[key] = self._load(place, shape, 32 if narrow else 64, aligned)
         launches[narrow, aligned] = found
         return found
 
@@ -234,42 +271,44 @@ class Attention:
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values)
 
-    def _backward_launcher(self, target: str, shape: Shape, narrow: bool) -> Backward:
-        key = (target, shape, narrow)
+    def _backward_launcher(self, place: Place, shape: Shape, narrow: bool) -> Backward:
+        key = (place, shape, narrow)
         found = self._backward.get(key)
         if found is None:
-            planned = self._planned(target, shape, 32 if narrow else 64)
-            found = self._backward[key] = self._module(target, pipeline.backward(planned)).backward
+            planned = self._planned(place, shape, 32 if narrow else 64)
+            found = self._backward[key] = self._module(place[0], pipeline.backward(planned)).backward
         return found
 
-    def _planned(self, target: str, shape: Shape, int_bits: int) -> pipeline.Planned:
-        key = target, shape, int_bits
+    def _planned(self, place: Place, shape: Shape, int_bits: int) -> pipeline.Planned:
+        key = place, shape, int_bits
         if key not in self._plans:
-            goal = INTERPRETED_AS if target == INTERPRETER else target
-            self._plans[key] = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits)
+            target, device = place
+            goal, tuned = INTERPRETED_AS if target == INTERPRETER else target, self._tuned
+            if tuned is None and device is not None:
+                tuned = winners.find(self.cache, self.text, device, shape)
+            self._plans[key] = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits, tuned)
         return self._plans[key]
 
-    def _load(self, target: str, shape: Shape, int_bits: int, aligned: bool) -> Launch:
-        kernels = pipeline.every_kernel(self._planned(target, shape, int_bits))
+    def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Launch:
+        kernels = pipeline.every_kernel(self._planned(place, shape, int_bits))
         if not aligned and kernels[0].choice.plan.algorithm == "fa3":
             warnings.warn(
                 f"{self.name}: TMA takes rows at 16-byte-aligned addresses and strides, and these tensors lie otherwise"
                 " (or there are no keys): the kernel for any strides runs, which is slower",
                 stacklevel=2,
             )
-        launch: Launch = self._module(target, kernels[0] if aligned else kernels[-1]).forward
+        launch: Launch = self._module(place[0], kernels[0] if aligned else kernels[-1]).forward
         return launch
 
     def _module(self, target: str, planned: pipeline.Planned) -> Any:
         """The generated file as a module; found or built."""
-        self._cache = self._cache or Cache()
-        entry = pipeline.kernel(planned, self._cache, resources=False)
+        entry = pipeline.kernel(planned, self.cache, resources=False)
         file = next(name for name in entry.files if name.endswith(".py"))
         module = load_module(entry.path / file, entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}")
         if planned.target.is_gpu and target != INTERPRETER:
             from attncc.runtime.binaries import Binaries
 
-            Binaries(self._cache, sha256(entry.files[file]).hexdigest()).attach(module)
+            Binaries(self.cache, sha256(entry.files[file]).hexdigest()).attach(module)
         return module
 
 

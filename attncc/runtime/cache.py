@@ -4,6 +4,7 @@ Below <root>/v1:
     kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
     binary/<digest>/     what Triton made of one of a source's kernels
     request/<digest>/    the listing that a request led to
+    winner/<digest>/     what a search found to be fastest on a device; neither `clear` nor the size limit takes it away
     work/                what is being built; locks
 
 What is broken in any way is a miss, and is built again. A root that cannot be written to costs one warning and the
@@ -30,7 +31,8 @@ from attncc.runtime import keys, process, publish
 from attncc.runtime.room import evict, limit, occupied, refuse_unsafe, sweep
 
 LAYOUT = "v1"
-KINDS = ("kernel", "binary", "request")
+KINDS = ("kernel", "binary", "request", "winner")
+REBUILT = ("kernel", "binary", "request")  # what a build brings back
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 
 Builder = Callable[[Path], None]
@@ -147,6 +149,13 @@ class Cache:
             found = self.get(key)  # another process may have been first
             return found if found is not None else self._build(key, digest, work, builder)
 
+    def replace(self, key: keys.Key, builder: Builder) -> Entry:
+        """As `get_or_build`, and instead of what is there; whoever comes last is right."""
+        work = self._work_folder()
+        return (
+            self._build_aside(key, builder) if work is None else self._build(key, keys.key_digest(key), work, builder)
+        )
+
     def explain_miss(self, key: keys.Key) -> list[str]:
         """In words: the fields in which a key differs from the nearest entry of its kind."""
         wanted = keys.plain(key)
@@ -178,14 +187,16 @@ class Cache:
                 faults.append(Fault(folder, str(problem)))
         return faults
 
-    def clear(self) -> tuple[int, int]:
-        """Remove all entries, and what dead processes left; gives the number of entries and of bytes.
+    def clear(self, winners: bool = False) -> tuple[int, int]:
+        """Remove all that a build brings back, and what dead processes left; gives the number of entries and of bytes.
 
-        Only folders that attncc makes itself are touched. Raises EnvironmentFault
+        With `winners` what was tuned too. Only folders that attncc makes itself are touched. Raises EnvironmentFault
         where one cannot be removed.
         """
         count = size = 0
-        for _, folder in list(self._folders()):
+        for kind, folder in list(self._folders()):
+            if kind not in REBUILT and not winners:
+                continue
             held = occupied(folder)
             publish.remove_tree(folder)
             if folder.exists():
@@ -251,7 +262,7 @@ class Cache:
             publish.remove_tree(staged)
         entry = self._fresh(folder, key, None)
         if self._limit is not None:
-            lost = [p for _, p in self._folders() if p != folder]
+            lost = [p for kind, p in self._folders() if kind in REBUILT and p != folder]
             evict(lost, self._limit - occupied(folder), work)
         return entry
 

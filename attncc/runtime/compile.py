@@ -51,11 +51,21 @@ def compile_kernel(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned:
     `aligned` chooses the kernel for 16-byte-aligned tensors, else the one for any strides. PlanError where Triton
     refuses.
     """
-    names, called = kernel_names(spec)
-    name = names.fresh(f"{spec.name}_forward") + ("" if aligned else "_any_stride")
-    kernel = getattr(load_module(source), name)
-    compiled = cross_compile(kernel, arguments(spec, plan, called), plan, aligned)
-    return measure(compiled, name, plan, aligned)
+    name = kernel_name(spec, aligned)
+    return measure(compiled(source, spec, plan, aligned), name, plan, aligned)
+
+
+def kernel_name(spec: AttentionSpec, aligned: bool) -> str:
+    """Of the forward kernel in a generated file."""
+    return kernel_names(spec)[0].fresh(f"{spec.name}_forward") + ("" if aligned else "_any_stride")
+
+
+def compiled(
+    source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool, compile: Callable[..., Any] = triton.compile
+) -> Any:
+    """Triton's CompiledKernel of the forward kernel in the generated file `source`. PlanError where it refuses."""
+    kernel = getattr(load_module(source), kernel_name(spec, aligned))
+    return cross_compile(kernel, arguments(spec, plan, kernel_names(spec)[1]), plan, aligned, compile)
 
 
 def load_module(source: Path) -> ModuleType:

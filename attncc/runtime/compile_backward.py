@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import triton
 
 from attncc.codegen.backward import backward_view
 from attncc.ir import AttentionSpec, KernelPlan, Visits
@@ -14,14 +18,20 @@ def compile_backward(
     source: Path, spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, aligned: bool = True
 ) -> tuple[Resources, ...]:
     """One for each kernel of the generated file `source`, in its order. PlanError where Triton refuses one."""
+    found = compiled_backward(source, spec, visits_q, visits_k, plan, aligned)
+    return tuple(measure(kernel, name, own, aligned) for name, own, kernel in found)
+
+
+def compiled_backward(
+    source: Path, spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, aligned: bool = True,
+    compile: Callable[..., Any] = triton.compile,
+) -> Iterator[tuple[str, KernelPlan, Any]]:  # fmt: skip
+    """Name, plan and Triton's CompiledKernel of each kernel of the file. PlanError where Triton refuses one."""
     module = load_module(source)
-    found = []
     for part in backward_view(spec, visits_q, visits_k, plan, ()).passes:
         name = part.kernel + ("" if aligned else "_any_stride")
         own = replace(
             plan, tile_q=part.tile_q, tile_k=part.tile_k, stages=part.stages, warps=part.warps,
             max_registers=part.max_registers,
         )  # fmt: skip
-        compiled = cross_compile(getattr(module, name), part.arguments, own, aligned)
-        found.append(measure(compiled, name, own, aligned))
-    return tuple(found)
+        yield name, own, cross_compile(getattr(module, name), part.arguments, own, aligned, compile)

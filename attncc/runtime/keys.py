@@ -78,7 +78,26 @@ class BinaryKey:
     variables: tuple[tuple[str, str], ...]  # of the environment, that Triton compiles by
 
 
-Key = Union[RequestKey, KernelKey, BinaryKey]
+@dataclass(frozen=True)
+class WinnerKey:
+    """Where a measured plan holds: the spec, the device, the bucket of shapes (planner.bucket_of), the pass.
+
+    Not the toolchain: what was measured is kept for good, and taken while it is legal.
+    """
+
+    kind: ClassVar[str] = "winner"
+    spec: str  # canonical, constants baked in
+    device: str
+    capability: str
+    driver: str
+    q_len: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    direction: str
+
+
+Key = Union[RequestKey, KernelKey, BinaryKey, WinnerKey]
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute, CUDA driver API
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+AMD_DRIVER = Path("/sys/module/amdgpu/version")
 SAME_CODE = {"sm_103": "sm_100", "sm_121": "sm_120"}  # later chips of a family that run its plans
 
 
@@ -17,11 +18,7 @@ def local_target() -> str | None:
 
 
 def _nvidia() -> str | None:
-    driver = None
-    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
-        with contextlib.suppress(OSError):
-            driver = ctypes.CDLL(name)
-            break
+    driver = _cuda()
     if driver is None or driver.cuInit(0) != 0:
         return None
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -42,6 +39,24 @@ def _amd(nodes: Path = AMD_NODES) -> str | None:
                     name, _, value = line.partition(" ")
                     if name == "gfx_target_version" and int(value):
                         return gfx_name(int(value))
+    return None
+
+
+def driver_version() -> str:
+    """The driver's version as `12.8` (that of the CUDA API which it offers) or amdgpu's own; "" where there is none."""
+    driver = _cuda()
+    version = ctypes.c_int()
+    if driver is not None and driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    with contextlib.suppress(OSError):
+        return AMD_DRIVER.read_text().strip()
+    return ""
+
+
+def _cuda() -> ctypes.CDLL | None:
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
     return None
 
 

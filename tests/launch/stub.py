@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
+import triton
 from triton.backends.compiler import GPUTarget
 
 
@@ -37,3 +41,15 @@ class Driver:
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         return 0, 0, 0, 0, 1024
+
+
+@contextmanager
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """A stub of a Hopper GPU for Triton and attncc, whose tensors are on the CPU; caches are empty."""
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr("attncc.runtime.attention.target_for", lambda asked, q: "sm_90")
+    before = triton.runtime.driver._active
+    triton.runtime.driver.set_active(Driver())
+    yield triton.runtime.driver.active
+    triton.runtime.driver.set_active(before)

@@ -1,0 +1,124 @@
+"""Plans beside the model's own: which are worth measuring, and the model's plan with choices that were measured.
+
+A choice is kept as the fields of a plan that a search decides, by name; what follows from the spec and the call is left
+to the planner of the day. Choices that are not legal today are not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from itertools import product
+from typing import Any
+
+from attncc.ir import AttentionSpec, KernelPlan, Shape, Visits
+from attncc.planner.backward import choose_backward
+from attncc.planner.backward_memory import fa2_backward
+from attncc.planner.legality import violations
+from attncc.planner.search import choose, finish, ranked
+from attncc.targets import Target
+
+DECIDED = ("algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "dkdv")
+SHARED_BITS = ("tile_q", "tile_k", "warps", "reference")  # which give the kernel for any strides the same bits
+MOST = 32  # plans of a pass that are worth a measurement
+
+Choices = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan to measure, and what the model says of its time; None where there is no model."""
+
+    plan: KernelPlan
+    predicted_ms: float | None
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        return choices_of(self.plan)
+
+
+def choices_of(plan: KernelPlan) -> dict[str, Any]:
+    """What a search decided, in plain form."""
+    known = {f.name for f in fields(plan)}
+    found = {n: getattr(plan, n) for n in DECIDED if n in known}
+    return {n: asdict(x) if is_dataclass(x) and not isinstance(x, type) else x for n, x in found.items()}
+
+
+def with_choices(plan: KernelPlan, choices: Choices, target: Target) -> KernelPlan | None:
+    """`plan` with these choices; None where they are of another kind of plan or break a limit of the target."""
+    known = {f.name for f in fields(plan)}
+    if set(choices) - known:
+        return None
+    made: dict[str, Any] = dict(choices)
+    for name, value in choices.items():
+        now = getattr(plan, name)
+        if isinstance(value, Mapping) != (is_dataclass(now)):
+            return None
+        if isinstance(value, Mapping):
+            if set(value) != {f.name for f in fields(now)}:
+                return None
+            made[name] = type(now)(**value)
+    return legal(replace(plan, **made), target)
+
+
+def legal(plan: KernelPlan, target: Target) -> KernelPlan | None:
+    """The plan with the shared memory that it takes; None where it breaks a limit."""
+    try:
+        if plan.direction == "backward":
+            made = replace(plan, shared_bytes=fa2_backward(plan, target))
+        else:
+            made = finish(plan, target)
+    except (KeyError, ValueError):  # sizes that the estimate knows nothing of
+        return None
+    return None if violations(made, target) else made
+
+
+def beside(plan: KernelPlan, tuned: KernelPlan, target: Target) -> KernelPlan | None:
+    """`plan`, the kernel for any strides, with what gives it the bits of `tuned`; fewer stages where they need it.
+
+    Kernels of different algorithms share nothing: there `plan` stays what it is.
+    """
+    if plan.algorithm != tuned.algorithm:
+        return plan
+    bits = {n: getattr(tuned, n) for n in SHARED_BITS}
+    made = (legal(replace(plan, **bits, stages=stages), target) for stages in range(plan.stages, 0, -1))
+    return next((p for p in made if p is not None), None)
+
+
+def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None) -> tuple[Candidate, ...]:
+    """The forward plans worth measuring, the model's choice first; each has, or needs no, kernel for any strides."""
+    found = ranked(spec, shape, target, visits)
+    if found and found[0][0].loads == "descriptor":
+        other = choose(spec, shape, target, visits, any_stride=True).plan
+        found = tuple((plan, cost) for plan, cost in found if beside(other, plan, target) is not None)
+    return tuple(Candidate(plan, cost.predicted_ms) for plan, cost in found[:MOST])
+
+
+def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> tuple[Candidate, ...]:
+    """The planner's choice for the backward pass, and its neighbours: other tiles, stages and warps of each kernel."""
+    chosen = choose_backward(spec, shape, target, int_bits)
+    near = (legal(p, target) for p in _neighbours(chosen))
+    found = dict.fromkeys([chosen, *(p for p in near if p is not None)])
+    return tuple(Candidate(p, None) for p in list(found)[:MOST])
+
+
+def _neighbours(plan: KernelPlan) -> Iterator[KernelPlan]:
+    second: Any = getattr(plan, "dkdv", None)
+    for change in _steps(plan):
+        yield replace(plan, **change)
+    for change in _steps(second) if second is not None else ():
+        part: Any = replace(second, **change)
+        yield replace(plan, **{"dkdv": part})
+
+
+def _steps(part: Any) -> Sequence[dict[str, Any]]:
+    """One step away, then two: sizes halved or doubled, a stage more or less, half or twice the warps."""
+    sizes: list[dict[str, Any]] = [
+        {},
+        *({n: v} for n in ("tile_q", "tile_k") for v in (getattr(part, n) // 2, getattr(part, n) * 2)),
+    ]
+    stages: list[dict[str, Any]] = [{}, *({"stages": s} for s in (part.stages - 1, part.stages + 1) if s > 0)]
+    warps: list[dict[str, Any]] = [{}, {"warps": 4 if part.warps == 8 else 8}]
+    steps = [{**a, **b, **c} for a, b, c in product(sizes, stages, warps)]
+    valid = (s for s in steps if min(s.get("tile_q", 16), s.get("tile_k", 16)) >= 16)
+    return sorted((s for s in valid if s), key=len)

@@ -1,0 +1,308 @@
+"""Tuning on this machine's GPU: candidates compiled side by side, judged against float64, timed one after the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attncc import pipeline, planner
+from attncc.errors import EnvironmentFault
+from attncc.ir import Shape
+from attncc.planner import Candidate
+from attncc.runtime import arguments, autograd, check, winners
+from attncc.runtime.precompile import Job, Workers
+from attncc.runtime.search import BUDGET, Found, OutOfMemory, Unsteady, search
+
+if TYPE_CHECKING:
+    from attncc.runtime.attention import Attention
+
+COMPILING = 0.5  # of the budget, after which what is not compiled is left out
+FLUSHED = 1 << 28  # bytes written to empty the GPU's cache before a run; no L2 is larger
+ALIKE = 4  # roundings by which a candidate may be off the first right one, as a part of the norm
+JUDGED = {"heads": 4, "kv_heads": 2, "q_len": 300, "k_len": 530}  # the call that is compared with float64
+SEED = 1
+
+Call = Callable[[], Any]
+Tell = Callable[[str, int, int, Found], None]
+
+
+class Timer(Protocol):
+    """Milliseconds of calls on a device."""
+
+    def time(self, call: Call) -> float: ...
+
+    def in_turns(self, calls: Sequence[Call]) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning one call found, by pass."""
+
+    name: str
+    device: str
+    shape: Shape
+    found: Mapping[str, Found]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "device": self.device, "shape": pipeline.plain(self.shape),
+            "passes": {n: _summary(f) | {"trials": [t.to_json() for t in f.trials]} for n, f in self.found.items()},
+        }  # fmt: skip
+
+
+def _summary(found: Found) -> dict[str, Any]:
+    best, first = found.best, found.first
+    return {
+        "choices": best.candidate.choices if best else None, "ms": best.ms if best else None,
+        "planner_ms": first.ms if first else None, "measured": sum(t.ms is not None for t in found.trials),
+        "seconds": round(found.seconds, 2), "stopped": found.stopped, "interrupted": found.interrupted,
+    }  # fmt: skip
+
+
+def tune(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], *,
+    passes: Sequence[str] | None = None, cold: bool = False, budget: float = BUDGET, tell: Tell | None = None,
+    timer: Timer | None = None,
+) -> Tuning:  # fmt: skip
+    """See Attention.tune. `timer` stands in for the device's own events."""
+    arguments.check_names(attention.spec, given)
+    ready = attention.ready(q, k, v, given)
+    device = winners.device_of(q.device)
+    if device is None:
+        raise EnvironmentFault("there is nothing to tune on a CPU: pass tensors that are on a GPU")
+    if passes is None:
+        recorded = autograd.is_recorded(attention.spec, q, k, v, given)
+        passes = winners.PASSES if recorded else winners.PASSES[:1]
+    unknown = set(passes) - set(winners.PASSES)
+    if unknown or not passes:
+        raise ValueError(f"passes are some of {', '.join(winners.PASSES)}, and are {list(passes)}")
+    plain = {n: _plain(attention, n, x) for n, x in given.items()}
+    call = Measured(attention, q.detach(), k.detach(), v.detach(), plain)
+    if not ready.aligned and call.planned.choice.plan.loads == "descriptor":
+        raise ValueError("k and v have strides that TMA cannot take: tune with tensors whose rows are contiguous")
+    found: dict[str, Found] = {}
+    for name in passes:
+        subject = OnDevice(call, name, timer or Events(cold), budget)
+        hear = None if tell is None else lambda done, whole, f, name=name: tell(name, done, whole, f)
+        try:
+            found[name] = search(subject.candidates, subject, budget=budget, tell=hear)
+        finally:
+            subject.close()
+        _keep(call, device, name, found[name])
+        if found[name].interrupted:
+            break
+    return Tuning(attention.name, device.name, call.shape, found)
+
+
+def _plain(attention: Attention, name: str, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach() if attention.spec.param(name).is_tensor else value.item()
+
+
+def _keep(call: Measured, device: winners.Device, name: str, found: Found) -> None:
+    if found.best is None:
+        return
+    import triton
+
+    import attncc
+
+    measured = _summary(found) | {
+        "shape": pipeline.plain(call.shape), "torch": torch.__version__, "triton": triton.__version__,
+        "attncc": attncc.__version__, "trials": [t.to_json() for t in found.trials if t.ms is not None],
+    }  # fmt: skip
+    where = winners.key(call.attention.text, device, call.shape, name)
+    winners.keep(call.attention.cache, where, found.best.candidate.choices, measured)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The call that is tuned for: nothing in it requires a gradient, and floats are Python's."""
+
+    attention: Attention
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    given: Mapping[str, Any]
+
+    @property
+    def shape(self) -> Shape:
+        (b, h, q_len, d), (h_kv, k_len) = self.q.shape, self.k.shape[1:3]
+        return Shape(b, h, h_kv, q_len, k_len, d, self.v.shape[3], arguments.DTYPES[self.q.dtype])
+
+    @property
+    def planned(self) -> pipeline.Planned:
+        """By the model, as if nothing had been measured."""
+        a, target = self.attention, winners.target_of(self.q.device)
+        return pipeline.plan_parsed(a.parsed, a.consts, {}, planner.bucket_of(self.shape), target)
+
+
+class OnDevice:
+    """A `search.Subject`: one pass of a call on the GPU that its tensors are on."""
+
+    def __init__(self, call: Measured, direction: str, timer: Timer, budget: float) -> None:
+        self.call, self.direction, self.timer = call, direction, timer
+        planned = call.planned
+        if direction == pipeline.BACKWARD:
+            pipeline.backward(planned)  # says what is not built
+            self.candidates = planner.backward_candidates(planned.spec, planned.shape, planned.target)
+        else:
+            self.candidates = planner.candidates(planned.spec, planned.shape, planned.target, planned.visits)
+        self._patience = COMPILING * budget
+        self._workers = Workers()
+        self._jobs: dict[Candidate, Future[None]] = {
+            c: self._workers.submit(self._job(planned, c)) for c in self.candidates
+        }
+        self._waited = False
+        self._first: list[Tensor] | None = None
+        self._runs: dict[Candidate, Call] = {}
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def _job(self, planned: pipeline.Planned, candidate: Candidate) -> Job:
+        a = self.call.attention
+        return Job(a.parsed.text, a.consts, planned.shape, planned.target.name, planned.choice.plan.int_bits,
+                   {self.direction: candidate.choices}, self.direction, str(a.cache.root))  # fmt: skip
+
+    def prepare(self, candidate: Candidate) -> None:
+        """All are compiled before the first is timed, so that timing has the machine to itself."""
+        if not self._waited:
+            wait(self._jobs.values(), self._patience)
+            self._waited = True
+        job = self._jobs[candidate]
+        if not job.done():
+            raise TimeoutError("not compiled in time")
+        job.result()
+
+    def judge(self, candidate: Candidate) -> Sequence[str]:
+        """A small call against float64; the call itself twice, and against the first candidate that was right."""
+        tuned = self.call.attention.having({self.direction: candidate.choices})
+        with self._memory():
+            faults = list(self._small(tuned))
+            if faults:
+                return faults
+            run = self._runs[candidate] = self._run(tuned)
+            with check.poisoned():
+                results = [_tensors(run()) for _ in range(2)]
+            if not all(_same(a, b) for a, b in zip(*results, strict=True)):
+                raise Unsteady("equal calls gave different bits")
+            if self._first is None:
+                self._first = results[0]
+            return _differences(results[0], self._first, self.call.q.dtype)
+
+    def _small(self, tuned: Attention) -> Sequence[str]:
+        s = self.call.shape
+        shape = Shape(batch=1, **JUDGED, head_dim=s.head_dim, head_dim_v=s.head_dim_v, dtype=s.dtype)
+        run = lambda q, k, v, **params: tuned.both(q, k, v, params)
+        backward = self.direction == pipeline.BACKWARD
+        place = self.call.q.device.type
+        return check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward).faults
+
+    def _run(self, tuned: Attention) -> Call:
+        c = self.call
+        if self.direction == pipeline.FORWARD:
+            return lambda: tuned.both(c.q, c.k, c.v, c.given)
+        out, lse = tuned.both(c.q, c.k, c.v, c.given)
+        d_out = torch.randn(out.shape, generator=torch.Generator(out.device).manual_seed(SEED), device=out.device)
+        whole = (c.q, c.k, c.v, out, lse, d_out.to(out.dtype), None)
+        ready = tuned.ready(c.q, c.k, c.v, c.given)
+        return lambda: tuned.gradients(ready, whole, c.given)
+
+    def time(self, candidate: Candidate) -> float:
+        with self._memory():
+            return self.timer.time(self._runs[candidate])
+
+    def duel(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        with self._memory():
+            return self.timer.in_turns([self._runs[c] for c in candidates])
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        try:
+            with torch.no_grad() if self.direction == pipeline.FORWARD else torch.enable_grad():
+                yield
+        except torch.cuda.OutOfMemoryError as fault:
+            torch.cuda.empty_cache()
+            raise OutOfMemory(str(fault)) from None
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """Every tensor of a call's result, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [x for part in (result.values() if isinstance(result, dict) else result) for x in _tensors(part)]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+def _differences(have: Sequence[Tensor], want: Sequence[Tensor], dtype: torch.dtype) -> list[str]:
+    """Tensors that are off those of another right plan by more than roundings."""
+    faults = []
+    for i, (a, b) in enumerate(zip(have, want, strict=True)):
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            faults.append(f"result {i} has other places without a finite number")
+            continue
+        x, y = (t.nan_to_num(0.0, 0.0, 0.0).float() for t in (a, b))
+        if (x - y).norm() > ALIKE * torch.finfo(dtype).eps * max(float(y.norm()), torch.finfo(dtype).tiny):
+            faults.append(f"result {i} is not that of the other plans")
+    return faults
+
+
+class Events:
+    """Times by the GPU's own events; medians. `cold`: its cache is emptied before each run.
+
+    A run that is shorter than the host takes to launch it is captured several times in a graph, and that is timed.
+    """
+
+    WARM_UP, LEAST, MOST, SPAN, ROUNDS = 2, 5, 50, 30.0, 7  # runs, runs, runs, milliseconds, rounds of a duel
+    SHORT, TOGETHER = 0.3, 10  # milliseconds; runs in a graph
+
+    def __init__(self, cold: bool) -> None:
+        self.flush = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if cold else None
+
+    def time(self, call: Call) -> float:
+        return self._measure(*self._prepared(call))
+
+    def in_turns(self, calls: Sequence[Call]) -> Sequence[float]:
+        ready = [self._prepared(call) for call in calls]
+        rounds = [[self._measure(*one) for one in ready] for _ in range(self.ROUNDS)]
+        return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+    def _prepared(self, call: Call) -> tuple[Call, int, int]:
+        """What to run, how many runs of `call` that is, and how often."""
+        for _ in range(self.WARM_UP):
+            call()
+        once = max(self._median(call, 3), 1e-3)
+        together = 1
+        if once < self.SHORT and self.flush is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(self.TOGETHER):
+                    call()
+            call, together = graph.replay, self.TOGETHER
+            once = max(self._median(call, 3), 1e-3)
+        return call, together, min(self.MOST, max(self.LEAST, int(self.SPAN / once)))
+
+    def _measure(self, call: Call, together: int, runs: int) -> float:
+        return self._median(call, runs) / together
+
+    def _median(self, call: Call, runs: int) -> float:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+        for start, end in pairs:
+            if self.flush is not None:
+                self.flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(end) for start, end in pairs)

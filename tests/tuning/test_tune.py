@@ -1,0 +1,224 @@
+"""Attention.tune with plans that only pretend to be compiled: what is caught, what is kept, what a later call takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import attncc
+from attncc import pipeline, planner
+from attncc.errors import EnvironmentFault
+from attncc.ir import Shape
+from attncc.runtime import search, tune, winners
+from attncc.runtime.attention import Attention
+from attncc.runtime.cache import Cache
+from attncc.runtime.winners import Device
+from tests.tuning.conftest import HERE
+
+TEXT = "attention small(window: int = 7, bias: f32[h] grad) { mask 0 <= q - k < window score s + bias[h] }"
+
+
+class Pretended:
+    """The CPU program in the place of a plan's kernel, spoilt as `spoil` says."""
+
+    def __init__(self, whole, spoil):
+        self.whole, self.spoil, self.calls = whole, spoil, 0
+        self.spec, self.ready = whole.spec, whole.ready
+
+    def both(self, q, k, v, given):
+        out, lse = self.whole.both(q, k, v, given)
+        self.calls += 1
+        if self.spoil == "half":  # of the rows is never written
+            rows = q.new_empty(out.shape)
+            rows[:, :, : q.shape[2] // 2] = out.detach()[:, :, : q.shape[2] // 2]
+            out = rows
+        elif self.spoil == "half of a long call" and q.shape[2] == 80:
+            out = out.index_fill(2, torch.tensor([79]), float("nan"))
+        elif self.spoil == "off in a long call" and q.shape[2] == 80:
+            out = out * 1.25
+        elif self.spoil == "restless":
+            out = out * (1 + 2.0**-10 * self.calls)
+        elif self.spoil == "memory":
+            raise torch.cuda.OutOfMemoryError("tried to allocate 2 GiB")
+        return out, lse
+
+    def gradients(self, ready, call, given):
+        d_q, d_k, d_v, more = self.whole.gradients(ready, call, given)
+        return (d_q * 2 if self.spoil == "gradient" and call[0].shape[2] == 80 else d_q), d_k, d_v, more
+
+
+class Clock:
+    """Says how long a pretended plan takes."""
+
+    def __init__(self, by_call):
+        self.by_call, self.left = by_call, []
+
+    def time(self, call):
+        return self.by_call(call)
+
+    def in_turns(self, calls):
+        return [self.by_call(c) for c in calls]
+
+
+@pytest.fixture
+def tuned(device, tensors, monkeypatch):
+    """tuned(spoils, times, passes): tunes with the i-th candidate spoilt by spoils[i], taking times[i] milliseconds."""
+
+    def run(spoils, times, passes=("forward",)):
+        attn, whole = attncc.compile(TEXT), attncc.compile(TEXT)
+        order: list[str] = []
+
+        def having(self, choices):
+            name = json.dumps(choices, sort_keys=True)
+            if name not in order:
+                order.append(name)
+            spoilt = Pretended(whole, spoils[order.index(name)] if order.index(name) < len(spoils) else "half")
+            spoilt.ms = times[order.index(name)] if order.index(name) < len(times) else 9.0
+            return spoilt
+
+        monkeypatch.setattr(Attention, "having", having)
+        monkeypatch.setattr(tune.OnDevice, "_run", _remembering(tune.OnDevice._run))
+        monkeypatch.setattr(tune, "JUDGED", {"heads": 2, "kv_heads": 2, "q_len": 30, "k_len": 40})
+        params = {"window": 9, "bias": torch.ones(2)}
+        whole(*tensors, **params)  # found for the CPU, before the tuned one is for the device
+        found = tune.tune(attn, *tensors, params, passes=passes, timer=Clock(lambda call: call.ms))
+        return attn, found
+
+    return run
+
+
+def _remembering(whole):
+    def run(self, pretended):
+        call = whole(self, pretended)
+        made = lambda: call()
+        made.ms = pretended.ms
+        return made
+
+    return run
+
+
+SPOILS = (None, "half", "half of a long call", "off in a long call", "restless", "memory", None, None)
+
+
+def test_what_is_wrong_never_wins(tuned):
+    attn, found = tuned(SPOILS, [3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0])
+    trials = found.found["forward"].trials
+    assert [t.status for t in trials[:8]] == [
+        search.OK, search.WRONG, search.WRONG, search.WRONG, search.UNSTEADY, search.NO_MEMORY, search.OK, search.OK,
+    ]  # fmt: skip
+    best = found.found["forward"].best
+    assert best.candidate == trials[6].candidate and best.ms == 2.0
+    kept = winners.find(attn.cache, attn.text, HERE, found.shape)
+    assert kept == {"forward": best.candidate.choices}
+
+
+def test_passes_are_tuned_each_for_itself(tuned):
+    _, found = tuned([None, None, None, "gradient", None, None], [3.0, 2.0, 5.0] + [1.0] * 40, ("forward", "backward"))
+    backward = found.found["backward"].trials
+    assert {"forward", "backward"} == set(found.found)
+    assert all(t.candidate.plan.direction == "backward" for t in backward)
+
+
+def test_nothing_right_keeps_nothing(tuned):
+    attn, found = tuned(["half"] * 40, [])
+    assert found.found["forward"].best is None
+    assert winners.find(attn.cache, attn.text, HERE, found.shape) == {}
+
+
+def keep(attn, shape, direction="forward", at=3, device=HERE):
+    """Make the at-th candidate the winner; gives it."""
+    planned = pipeline.plan_parsed(attn.parsed, {}, {}, shape, "sm_90")
+    if direction == "forward":
+        chosen = planner.candidates(planned.spec, shape, planned.target, planned.visits)[at]
+    else:
+        chosen = planner.backward_candidates(planned.spec, shape, planned.target)[at]
+    where = winners.key(attn.text, device, shape, direction)
+    winners.keep(attn.cache, where, chosen.choices, {"ms": 1.0})
+    return chosen
+
+
+SHAPE = Shape(q_len=80, k_len=80, head_dim=16, head_dim_v=16, dtype="f16")
+PLACE = ("sm_90", HERE)
+
+
+def test_a_call_takes_what_was_kept(device):
+    attn = attncc.compile(TEXT)
+    won = keep(attn, SHAPE)
+    back = keep(attn, SHAPE, "backward", 2)
+    bucket = planner.bucket_of(SHAPE)
+    planned = attn._planned(PLACE, bucket, 32)
+    assert planner.choices_of(planned.choice.plan) == won.choices
+    assert planner.choices_of(pipeline.backward(planned).choice.plan) == back.choices
+    aligned, general = pipeline.every_kernel(planned)
+    for name in planner.tuned.SHARED_BITS:
+        assert getattr(general.choice.plan, name) == getattr(aligned.choice.plan, name)
+
+
+OTHERS = (
+    Device("Stub 9001", "sm_90", "12.8"),
+    Device("Stub 9000", "sm_100", "12.8"),
+    Device("Stub 9000", "sm_90", "13"),
+)
+
+
+@pytest.mark.parametrize("other", [*OTHERS, None])
+def test_a_winner_of_another_device_or_driver_is_not_taken(device, other):
+    attn = attncc.compile(TEXT)
+    keep(attn, SHAPE)
+    model = pipeline.plan_parsed(attn.parsed, {}, {}, planner.bucket_of(SHAPE), "sm_90").choice.plan
+    assert attn._planned(("sm_90", other), planner.bucket_of(SHAPE), 32).choice.plan == model
+    assert attn._planned(PLACE, planner.bucket_of(SHAPE), 32).choice.plan != model
+
+
+def test_a_winner_that_is_no_longer_legal_is_not_taken(device):
+    attn = attncc.compile(TEXT)
+    bucket = planner.bucket_of(SHAPE)
+    model = pipeline.plan_parsed(attn.parsed, {}, {}, bucket, "sm_90").choice.plan
+    where = winners.key(attn.text, HERE, SHAPE, "forward")
+    legal = planner.choices_of(model)
+    for wrong in ({"stages": 400}, {"tile_q": 24}, {"warps": 64}, {"of_tomorrow": 1}, {"tile_k": {"a": 1}}):
+        winners.keep(attn.cache, where, {**legal, **wrong}, {})
+        assert attn._planned(PLACE, bucket, 32).choice.plan == model, wrong
+
+
+def test_the_last_winner_counts_and_clear_leaves_it(device):
+    attn = attncc.compile(TEXT)
+    keep(attn, SHAPE, at=2)
+    won = keep(attn, SHAPE, at=4)
+    attn.cache.clear()
+    assert winners.find(Cache(), attn.text, HERE, SHAPE) == {"forward": won.choices}
+    attn.cache.clear(winners=True)
+    assert winners.find(Cache(), attn.text, HERE, SHAPE) == {}
+
+
+def test_buckets():
+    of = lambda **sizes: planner.bucket_of(Shape(**sizes))
+    assert [of(q_len=n).q_len for n in (1, 16, 17, 64, 65, 1024, 1025, 10**6)] == [
+        16,
+        16,
+        64,
+        64,
+        1024,
+        1024,
+        4096,
+        4096,
+    ]
+    assert of(batch=7, heads=3, kv_heads=3, k_len=5) == of()
+    assert of(head_dim=64) != of() and of(dtype="f16") != of()
+    assert all(planner.bucket_of(of(q_len=n)) == of(q_len=n) for n in (1, 60, 700, 9000))
+
+
+def test_what_cannot_be_tuned_is_said(device, tensors):
+    attn, q = attncc.compile(TEXT), tensors[0]
+    params = {"bias": torch.ones(2)}
+    with pytest.raises(ValueError, match="k must have a number of heads"):
+        attn.tune(q, q[:, :0], q[:, :0], **params)
+    with pytest.raises(TypeError, match="needs the parameter bias"):
+        attn.tune(q, q, q)
+    with pytest.raises(ValueError, match="passes are some of forward, backward"):
+        attn.tune(q, q, q, passes=["sideways"], **params)
+    device(None)
+    with pytest.raises(EnvironmentFault, match="nothing to tune on a CPU"):
+        attn.tune(q, q, q, **params)
