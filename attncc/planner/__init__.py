@@ -4,7 +4,15 @@ from attncc.planner.backward import choose_backward
 from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
 from attncc.planner.search import Choice, bucket_of, choose, class_of, ranked
-from attncc.planner.tuned import Candidate, backward_candidates, beside, candidates, choices_of, with_choices
+from attncc.planner.tuned import (
+    Candidate,
+    backward_candidates,
+    beside,
+    candidates,
+    choices_of,
+    crossed,
+    with_choices,
+)
 
 __all__ = [
     "Candidate",
@@ -21,6 +29,7 @@ __all__ = [
     "class_of",
     "closed_forms",
     "costs",
+    "crossed",
     "ranked",
     "violations",
     "with_choices",

@@ -91,6 +91,22 @@ def ranked(
     return tuple(sorted(timed, key=lambda pair: _rank(pair[1], pair[0], target, masked)))
 
 
+def specialised(
+    spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None
+) -> tuple[KernelPlan, ...]:
+    """Warp-specialised plans for long calls, where the spec leaves the algorithm open: the usual schedule first."""
+    schedule, usual = spec.schedule(target.name), class_of(shape)
+    if schedule.algorithm is not None or usual.q_len != LONG or not target.is_gpu or hopper.unfit(spec, visits):
+        return ()
+    open_ = replace(schedule, warps=None)  # which follow from the rows
+    tried = (
+        replace(open_, tile_q=schedule.tile_q or q, tile_k=schedule.tile_k or k, stages=schedule.stages or n)
+        for q, k, n in product((None, 128, 192), (None, 64, 128), (None, 2, 3, 4))
+    )
+    made = [finish(plan, target) for one in tried for plan in _hopper(spec, usual, target, one, visits)]
+    return tuple(dict.fromkeys(plan for plan in made if not violations(plan, target)))
+
+
 def class_of(shape: Shape) -> Shape:
     """The shape that stands for all that share a plan with this one."""
     rows = next((c for c in Q_CLASSES if shape.q_len <= c), LONG)

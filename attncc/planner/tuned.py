@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 from attncc.ir import AttentionSpec, KernelPlan, Shape, Visits
 from attncc.planner.backward import choose_backward
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import violations
-from attncc.planner.search import choose, finish, ranked
+from attncc.planner.search import choose, finish, ranked, specialised
 from attncc.targets import Target
 
 DECIDED = ("algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "dkdv")
 SHARED_BITS = ("tile_q", "tile_k", "warps", "reference")  # which give the kernel for any strides the same bits
-MOST = 32  # plans of a pass that are worth a measurement
+MOST, MOST_SPECIALISED, MOST_BACKWARD = 32, 8, 20  # plans of a pass that are worth a measurement
 
 Choices = Mapping[str, Any]
 
@@ -91,7 +91,9 @@ def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits
     if found and found[0][0].loads == "descriptor":
         other = choose(spec, shape, target, visits, any_stride=True).plan
         found = tuple((plan, cost) for plan, cost in found if beside(other, plan, target) is not None)
-    return tuple(Candidate(plan, cost.predicted_ms) for plan, cost in found[:MOST])
+    modelled = [Candidate(plan, cost.predicted_ms) for plan, cost in found]
+    others = [Candidate(plan, None) for plan in specialised(spec, shape, target, visits)[:MOST_SPECIALISED]]
+    return tuple({c.plan: c for c in (*modelled[:1], *others, *modelled)}.values())[:MOST]
 
 
 def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> tuple[Candidate, ...]:
@@ -99,16 +101,42 @@ def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_b
     chosen = choose_backward(spec, shape, target, int_bits)
     near = (legal(p, target) for p in _neighbours(chosen))
     found = dict.fromkeys([chosen, *(p for p in near if p is not None)])
-    return tuple(Candidate(p, None) for p in list(found)[:MOST])
+    return tuple(Candidate(p, None) for p in list(found)[:MOST_BACKWARD])
+
+
+def crossed(measured: Mapping[KernelPlan, float], target: Target) -> KernelPlan | None:
+    """Of backward plans and their times, the first of which is the planner's: the best dQ with the best dK and dV.
+
+    None where one plan has both, or the two together break a limit.
+    """
+    own = next(iter(measured), None)
+    if own is None or getattr(own, "dkdv", None) is None:
+        return None
+    time = measured.__getitem__
+    best: Any = min((p for p in measured if _second(p) == _second(own)), key=time)
+    other: Any = min((p for p in measured if _first(p) == _first(own)), key=time)
+    made = legal(replace(best, **{"dkdv": _second(other)}), target)
+    return None if made is None or made in measured else made
+
+
+def _second(plan: Any) -> Any:
+    return plan.dkdv
+
+
+def _first(plan: Any) -> Any:
+    return plan.passes["dq"]
 
 
 def _neighbours(plan: KernelPlan) -> Iterator[KernelPlan]:
+    """Steps of dQ and of dK and dV by turns, the small ones first."""
     second: Any = getattr(plan, "dkdv", None)
-    for change in _steps(plan):
-        yield replace(plan, **change)
-    for change in _steps(second) if second is not None else ():
-        part: Any = replace(second, **change)
-        yield replace(plan, **{"dkdv": part})
+    both = zip_longest(_steps(plan), _steps(second) if second is not None else ())
+    for change, other in both:
+        if change is not None:
+            yield replace(plan, **change)
+        if other is not None:
+            part: Any = replace(second, **other)
+            yield replace(plan, **{"dkdv": part})
 
 
 def _steps(part: Any) -> Sequence[dict[str, Any]]:

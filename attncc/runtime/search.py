@@ -6,7 +6,7 @@ It knows neither GPU nor kernel: a Subject prepares, judges and times a candidat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -43,6 +43,9 @@ class Subject(Protocol):
 
     def time(self, candidate: Candidate) -> float:
         """Milliseconds of a run."""
+
+    def more(self, measured: Mapping[Candidate, float]) -> Sequence[Candidate]:
+        """What is worth a try after the others, given their milliseconds."""
 
     def duel(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         """Milliseconds of each, measured in turns."""
@@ -103,6 +106,8 @@ def search(
             found.best = min(_right(found), key=_ms, default=None)
             if tell is not None:
                 tell(i + 1, len(candidates), found)
+        for candidate in () if found.stopped else subject.more({t.candidate: _ms(t) for t in _right(found)}):
+            found.trials.append(_try(candidate, subject))
         _final(found, subject)
     except KeyboardInterrupt:
         found.interrupted, found.stopped = True, "interrupted"

@@ -149,7 +149,7 @@ class OnDevice:
 
     def __init__(self, call: Measured, direction: str, timer: Timer, budget: float) -> None:
         self.call, self.direction, self.timer = call, direction, timer
-        planned = call.planned
+        self.planned = planned = call.planned
         if direction == pipeline.BACKWARD:
             pipeline.backward(planned)  # says what is not built
             self.candidates = planner.backward_candidates(planned.spec, planned.shape, planned.target)
@@ -181,6 +181,18 @@ class OnDevice:
         if not job.done():
             raise TimeoutError("not compiled in time")
         job.result()
+
+    def more(self, measured: Mapping[Candidate, float]) -> Sequence[Candidate]:
+        """The kernels of the backward pass are tried one by one: last, the best of each together."""
+        if self.direction != pipeline.BACKWARD:
+            return ()
+        plan = planner.crossed({c.plan: ms for c, ms in measured.items()}, self.planned.target)
+        if plan is None:
+            return ()
+        made = Candidate(plan, None)
+        self._jobs[made] = self._workers.submit(self._job(self.planned, made))
+        wait([self._jobs[made]], self._patience)
+        return (made,)
 
     def judge(self, candidate: Candidate) -> Sequence[str]:
         """A small call against float64; the call itself twice, and against the first candidate that was right."""

@@ -25,6 +25,7 @@ class Pretender:
     times: list[object]
     timed: list[int] = field(default_factory=list)
     uncompiled: tuple[int, ...] = ()
+    late: tuple[Candidate, ...] = ()
     duel_times: dict[int, float] = field(default_factory=dict)
 
     def prepare(self, candidate):
@@ -40,6 +41,9 @@ class Pretender:
     def time(self, candidate):
         self.timed.append(candidate.plan.stages)
         return self.times[candidate.plan.stages]
+
+    def more(self, measured):
+        return self.late
 
     def duel(self, candidates):
         return [self.duel_times.get(c.plan.stages, self.times[c.plan.stages]) for c in candidates]
@@ -117,3 +121,9 @@ def test_time_runs_out():
                    tell=lambda done, whole, f: heard.append((done, whole, f.best.ms)))  # fmt: skip
     assert found.stopped == "out of time: 35 s" and found.best.ms == 1.0
     assert heard == [(1, 5, 3.0), (2, 5, 2.0), (3, 5, 1.0)]
+
+
+def test_what_is_tried_last_may_win():
+    *early, late = candidates(*[None] * 3)
+    found = search(early, Pretender([2.0, 1.0, 0.5], late=(late,)))
+    assert found.best.candidate == late and len(found.trials) == 3

@@ -131,7 +131,8 @@ def keep(attn, shape, direction="forward", at=3, device=HERE):
     """Make the at-th candidate the winner; gives it."""
     planned = pipeline.plan_parsed(attn.parsed, {}, {}, shape, "sm_90")
     if direction == "forward":
-        chosen = planner.candidates(planned.spec, shape, planned.target, planned.visits)[at]
+        found = planner.candidates(planned.spec, shape, planned.target, planned.visits)
+        chosen = [c for c in found if c.plan.algorithm == "fa2"][at]
     else:
         chosen = planner.backward_candidates(planned.spec, shape, planned.target)[at]
     where = winners.key(attn.text, device, shape, direction)
