@@ -69,9 +69,9 @@ def _summary(found: Found) -> dict[str, Any]:
 def tune(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], *,
     passes: Sequence[str] | None = None, cold: bool = False, budget: float = BUDGET, tell: Tell | None = None,
-    timer: Timer | None = None,
+    timer: Timer | None = None, workers: Workers | None = None,
 ) -> Tuning:  # fmt: skip
-    """See Attention.tune. `timer` stands in for the device's own events."""
+    """See Attention.tune. `timer` stands in for the device's own events, `workers` compile and are left running."""
     arguments.check_names(attention.spec, given)
     ready = attention.ready(q, k, v, given)
     device = winners.device_of(q.device)
@@ -88,16 +88,18 @@ def tune(
     if not ready.aligned and call.planned.choice.plan.loads == "descriptor":
         raise ValueError("k and v have strides that TMA cannot take: tune with tensors whose rows are contiguous")
     found: dict[str, Found] = {}
-    for name in passes:
-        subject = OnDevice(call, name, timer or Events(cold), budget)
-        hear = None if tell is None else lambda done, whole, f, name=name: tell(name, done, whole, f)
-        try:
+    own = workers or Workers()
+    try:
+        for name in passes:
+            subject = OnDevice(call, name, timer or Events(cold), budget, own)
+            hear = None if tell is None else lambda done, whole, f, name=name: tell(name, done, whole, f)
             found[name] = search(subject.candidates, subject, budget=budget, tell=hear)
-        finally:
-            subject.close()
-        _keep(call, device, name, found[name])
-        if found[name].interrupted:
-            break
+            _keep(call, device, name, found[name])
+            if found[name].interrupted:
+                break
+    finally:
+        if workers is None:
+            own.close()
     return Tuning(attention.name, device.name, call.shape, found)
 
 
@@ -144,33 +146,39 @@ class Measured:
         return pipeline.plan_parsed(a.parsed, a.consts, {}, planner.bucket_of(self.shape), target)
 
 
+def candidates_of(planned: pipeline.Planned, direction: str) -> tuple[Candidate, ...]:
+    """What is measured of a pass. NotImplementedError for a backward pass that is not built."""
+    if direction == pipeline.BACKWARD:
+        pipeline.backward(planned)
+        return planner.backward_candidates(planned.spec, planned.shape, planned.target)
+    return planner.candidates(planned.spec, planned.shape, planned.target, planned.visits)
+
+
+def job_of(attention: Attention, planned: pipeline.Planned, direction: str, candidate: Candidate) -> Job:
+    """What compiles a candidate ahead."""
+    return Job(
+        text=attention.parsed.text, consts=attention.consts, shape=planned.shape, target=planned.target.name,
+        int_bits=planned.choice.plan.int_bits, tuned={direction: candidate.choices}, direction=direction,
+        root=str(attention.cache.root),
+    )  # fmt: skip
+
+
 class OnDevice:
     """A `search.Subject`: one pass of a call on the GPU that its tensors are on."""
 
-    def __init__(self, call: Measured, direction: str, timer: Timer, budget: float) -> None:
+    def __init__(self, call: Measured, direction: str, timer: Timer, budget: float, workers: Workers) -> None:
         self.call, self.direction, self.timer = call, direction, timer
-        self.planned = planned = call.planned
-        if direction == pipeline.BACKWARD:
-            pipeline.backward(planned)  # says what is not built
-            self.candidates = planner.backward_candidates(planned.spec, planned.shape, planned.target)
-        else:
-            self.candidates = planner.candidates(planned.spec, planned.shape, planned.target, planned.visits)
+        self.planned = call.planned
+        self.candidates = candidates_of(self.planned, direction)
         self._patience = COMPILING * budget
-        self._workers = Workers()
-        self._jobs: dict[Candidate, Future[None]] = {
-            c: self._workers.submit(self._job(planned, c)) for c in self.candidates
-        }
+        self._workers = workers
+        self._jobs = {c: self._submit(c) for c in self.candidates}
         self._waited = False
         self._first: list[Tensor] | None = None
         self._runs: dict[Candidate, Call] = {}
 
-    def close(self) -> None:
-        self._workers.close()
-
-    def _job(self, planned: pipeline.Planned, candidate: Candidate) -> Job:
-        a = self.call.attention
-        return Job(a.parsed.text, a.consts, planned.shape, planned.target.name, planned.choice.plan.int_bits,
-                   {self.direction: candidate.choices}, self.direction, str(a.cache.root))  # fmt: skip
+    def _submit(self, candidate: Candidate) -> Future[None]:
+        return self._workers.submit(job_of(self.call.attention, self.planned, self.direction, candidate))
 
     def prepare(self, candidate: Candidate) -> None:
         """All are compiled before the first is timed, so that timing has the machine to itself."""
@@ -190,7 +198,7 @@ class OnDevice:
         if plan is None:
             return ()
         made = Candidate(plan, None)
-        self._jobs[made] = self._workers.submit(self._job(self.planned, made))
+        self._jobs[made] = self._submit(made)
         wait([self._jobs[made]], self._patience)
         return (made,)
 

@@ -12,7 +12,8 @@ from attncc.ir import AttentionSpec, Shape
 from attncc.pipeline import Number, Planned
 from attncc.runtime.attention import Attention
 from attncc.runtime.draw import ELEMENTS, Draw
-from attncc.runtime.tune import Tell, Tuning
+from attncc.runtime.precompile import Workers
+from attncc.runtime.tune import Tell, Tuning, tune
 
 
 def drawn(spec: AttentionSpec, values: Mapping[str, Number], tensors: Mapping[str, Any]) -> tuple[str, ...]:
@@ -22,7 +23,7 @@ def drawn(spec: AttentionSpec, values: Mapping[str, Number], tensors: Mapping[st
 
 def tune_drawn(
     planned: Planned, tensors: Mapping[str, np.ndarray[Any, Any]], passes: Sequence[str], cold: bool, budget: float,
-    tell: Tell | None = None, device: str = "cuda",
+    tell: Tell | None = None, workers: Workers | None = None, device: str = "cuda",
 ) -> Tuning:  # fmt: skip
     """Tune `planned`'s spec for its shape and values on this machine's GPU. Errors are those of Attention.tune."""
     shape: Shape = planned.shape
@@ -34,4 +35,4 @@ def tune_drawn(
     for name, array in tensors.items():
         kind = ELEMENTS[planned.spec.param(name).element or ""]
         params[name] = torch.from_numpy(np.ascontiguousarray(array)).to(device, kind)
-    return attention.tune(q, k, v, passes=passes, cold=cold, budget=budget, tell=tell, **params)
+    return tune(attention, q, k, v, params, passes=passes, cold=cold, budget=budget, tell=tell, workers=workers)
