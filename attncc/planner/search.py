@@ -64,14 +64,21 @@ def choose(
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
-    spread = analysis.spread(spec, visits) if visits is not None else "dense" if spec.masks else "all"
-    timed = [(_all_tiles(plan, usual, target, spread), plan) for plan in legal]
-    timed.sort(key=lambda pair: _rank(pair[0], pair[1], target, spread))
+    timed, spread = _timed(legal, spec, usual, target, visits)
     best, plan = timed[0]
     slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
     return Choice(plan, rejected, costs(plan, shape, target, spread=spread))
+
+
+def _timed(
+    plans: Sequence[KernelPlan], spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None
+) -> tuple[list[tuple[Costs, KernelPlan]], str]:
+    """The model's costs of each plan, the fastest first; and how the mask spreads what it leaves."""
+    spread = analysis.spread(spec, visits) if visits is not None else "dense" if spec.masks else "all"
+    timed = [(_all_tiles(plan, shape, target, spread), plan) for plan in plans]
+    return sorted(timed, key=lambda pair: _rank(pair[0], pair[1], target, spread)), spread
 
 
 def _all_tiles(plan: KernelPlan, shape: Shape, target: Target, spread: str) -> Costs:
@@ -85,10 +92,9 @@ def ranked(
 ) -> tuple[tuple[KernelPlan, Costs], ...]:
     """Every plan that `choose` may take, with what the model says of `shape`'s class, the fastest first."""
     schedule, usual = spec.schedule(target.name), class_of(shape)
-    masked = bool(visits.masked if visits is not None else spec.masks) and bool(spec.masks)
     made = (finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False))
-    timed = [(plan, costs(plan, usual, target, masked=masked)) for plan in made if not violations(plan, target)]
-    return tuple(sorted(timed, key=lambda pair: _rank(pair[1], pair[0], target, masked)))
+    timed, _ = _timed([plan for plan in made if not violations(plan, target)], spec, usual, target, visits)
+    return tuple((plan, found) for found, plan in timed)
 
 
 def specialised(

@@ -20,7 +20,7 @@ from attncc.targets import Target
 
 DECIDED = ("algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "dkdv")
 SHARED_BITS = ("tile_q", "tile_k", "warps", "reference")  # which give the kernel for any strides the same bits
-MOST, MOST_SPECIALISED, MOST_BACKWARD = 32, 8, 20  # plans of a pass that are worth a measurement
+MOST, MOST_SPECIALISED, MOST_BACKWARD = 24, 8, 20  # plans of a pass that are worth a measurement
 
 Choices = Mapping[str, Any]
 

@@ -7,6 +7,7 @@ changed for others, and where a person has turned on one of its ways to look int
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ INSPECTIONS = (  # of Triton's switches: what asks to see, or to change, how a k
     (knobs.compilation, ("override", "dump_ir", "always_compile", "use_ir_loc", "listener")),
     (knobs.runtime, ("add_stages_inspection_hook",)),
 )
+DEFAULTS = r",transposed=False|,fp4_padded=False|,cga_layout=\[\]"  # of the layouts in a descriptor's type
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,18 @@ class Binaries:
         attributes = {path: sorted(map(str, found)) for path, found in src.attrs.items() if found}
         return BinaryKey(
             source=self.source, kernel=src.name,
-            signature=tuple((n, str(src.signature[n]).replace(" ", "")) for n in src.fn.arg_names),
+            signature=tuple((n, _type(src.signature[n])) for n in src.fn.arg_names),
             constants=tuple((_path(p), repr(value)) for p, value in sorted(src.constants.items())),
             attributes=tuple((_path(p), " ".join(found)) for p, found in sorted(attributes.items())),
             target=f"{target.backend} {target.arch} {target.warp_size}",
             options=tuple((name, repr(value)) for name, value in sorted(whole.items())),
             triton=triton.__version__, variables=tuple(sorted(get_cache_invalidating_env_vars().items())),
         )  # fmt: skip
+
+
+def _type(type_: Any) -> str:
+    """A type's text without what a launch writes out and a signature by hand leaves to its defaults."""
+    return re.sub(DEFAULTS, "", str(type_).replace(" ", ""))
 
 
 def _path(place: tuple[int, ...]) -> str:

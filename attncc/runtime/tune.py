@@ -232,7 +232,7 @@ class OnDevice:
             return lambda: tuned.both(c.q, c.k, c.v, c.given)
         out, lse = tuned.both(c.q, c.k, c.v, c.given)
         d_out = torch.randn(out.shape, generator=torch.Generator(out.device).manual_seed(SEED), device=out.device)
-        whole = (c.q, c.k, c.v, out, lse, d_out.to(out.dtype), None)
+        whole = (c.q, c.k, c.v, out, lse, d_out.to(out.dtype), torch.zeros_like(lse))
         ready = tuned.ready(c.q, c.k, c.v, c.given)
         return lambda: tuned.gradients(ready, whole, c.given)
 

@@ -48,7 +48,7 @@ def test_a_call_finds_a_shipped_winner_and_the_users_own_before_it(tmp_path, mon
     monkeypatch.setattr(winners, "TABLES", tmp_path)
     winners._table.cache_clear()
     try:
-        find = lambda device, shape=Shape(): winners.find(cache, where.spec, device, shape)
+        find = lambda device, shape=where: winners.find(cache, where.spec, device, Shape() if shape is where else shape)
         assert find(device) == {"forward": {"tile_q": 64}}
         assert find(Device("Stub 9000", "sm_90", "99.0")) == {"forward": {"tile_q": 64}}
         assert find(Device("Stub 9000", "sm_80", "12.8")) == find(None) == find(device, Shape(q_len=9)) == {}
