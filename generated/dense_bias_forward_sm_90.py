@@ -73,7 +73,12 @@ def dense_bias_forward(
             key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
             s = tl.dot(query, key)
             s = s * scale
-            bias_row_k = tl.load(bias + b * stride_bias_0 + h * stride_bias_1 + row * stride_bias_2 + tl.cast(k, tl.int64) * stride_bias_3, mask=(row < q_len) & (k < k_len), other=0)
+            bias_row_k = tl.load(
+                bias + b * stride_bias_0 + h * stride_bias_1 + row * stride_bias_2
+                + tl.cast(k, tl.int64) * stride_bias_3,
+                mask=(row < q_len) & (k < k_len),
+                other=0,
+            )
             s = s + bias_row_k
             if masked:
                 keep = k < k_len
@@ -108,7 +113,8 @@ def forward(q, k, v, *, bias):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; dense_bias_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # dense_bias_forward_sm_90_any_stride.py takes the rest.
     dense_bias_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, bias,
@@ -124,7 +130,8 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

@@ -87,7 +87,10 @@ def gemma2_forward(
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference;
+            # then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
                 for step in range(0, masked_1 if masked else full_0):
                     if masked:
                         tile = tl.where(step < masked_0, begin, reference_tile - masked_0) + step
@@ -132,7 +135,8 @@ def forward(q, k, v, *, window=4096, cap=50.0, pre=256.0):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; gemma2_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # gemma2_forward_sm_90_any_stride.py takes the rest.
     gemma2_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse,
@@ -148,7 +152,9 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def tensor(x):
-        return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        return (
+            x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        )
 
     def tanh(x):
         return torch.tanh(tensor(x))
@@ -157,7 +163,8 @@ def check():
         return torch.sqrt(tensor(x))
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

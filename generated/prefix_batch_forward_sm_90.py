@@ -79,7 +79,10 @@ def prefix_batch_forward(
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference;
+            # then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
                 for tile in range(reference_tile if masked else 0, end if masked else reference_tile):
                     k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
                     key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
@@ -118,7 +121,8 @@ def forward(q, k, v, *, prefix):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; prefix_batch_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # prefix_batch_forward_sm_90_any_stride.py takes the rest.
     prefix_batch_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, prefix,
@@ -134,7 +138,8 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

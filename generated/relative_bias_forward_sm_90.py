@@ -79,8 +79,16 @@ def relative_bias_forward(
             s = tl.dot(query, key)
             s = s * scale
             distance = tl.minimum(tl.maximum(k - q, -far), far)
-            bucket_of_at = tl.load(bucket_of + tl.cast(distance + far, tl.int64) * stride_bucket_of, mask=(0 <= distance + far) & (distance + far < distances), other=0)
-            table_h = tl.load(table + bucket_of_at * stride_table_0 + h * stride_table_1, mask=(0 <= bucket_of_at) & (bucket_of_at < buckets), other=0)
+            bucket_of_at = tl.load(
+                bucket_of + tl.cast(distance + far, tl.int64) * stride_bucket_of,
+                mask=(0 <= distance + far) & (distance + far < distances),
+                other=0,
+            )
+            table_h = tl.load(
+                table + bucket_of_at * stride_table_0 + h * stride_table_1,
+                mask=(0 <= bucket_of_at) & (bucket_of_at < buckets),
+                other=0,
+            )
             s = s + table_h
             if masked:
                 keep = k < k_len
@@ -117,7 +125,8 @@ def forward(q, k, v, *, bucket_of, table):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; relative_bias_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # relative_bias_forward_sm_90_any_stride.py takes the rest.
     relative_bias_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, bucket_of, table,
@@ -134,7 +143,9 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def tensor(x):
-        return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        return (
+            x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        )
 
     def read(table, *at):
         """Elements of a table; 0 or false outside an axis."""
@@ -153,7 +164,8 @@ def check():
         return torch.maximum(tensor(x), tensor(y))
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

@@ -101,7 +101,8 @@ def forward(q, k, v, *, decay):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; retnet_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # retnet_forward_sm_90_any_stride.py takes the rest.
     retnet_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, decay,
@@ -117,7 +118,9 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def tensor(x):
-        return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        return (
+            x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        )
 
     def real(x, dtype):
         return x.to(dtype) if isinstance(x, torch.Tensor) else torch.tensor(float(x), dtype=torch.float64)
@@ -126,7 +129,8 @@ def check():
         return torch.exp2(tensor(x))
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

@@ -55,8 +55,12 @@ def row_bounds_forward(
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
     scale = 0.08838834764831845 * LOG2E
-    lo_row = tl.load(lo + b * stride_lo_0 + h * stride_lo_1 + tl.cast(row, tl.int64) * stride_lo_2, mask=(row < q_len), other=0)
-    hi_row = tl.load(hi + b * stride_hi_0 + h * stride_hi_1 + tl.cast(row, tl.int64) * stride_hi_2, mask=(row < q_len), other=0)
+    lo_row = tl.load(
+        lo + b * stride_lo_0 + h * stride_lo_1 + tl.cast(row, tl.int64) * stride_lo_2, mask=(row < q_len), other=0
+    )
+    hi_row = tl.load(
+        hi + b * stride_hi_0 + h * stride_hi_1 + tl.cast(row, tl.int64) * stride_hi_2, mask=(row < q_len), other=0
+    )
     lo_q_min = tl.min(tl.where(row < q_len, lo_row, 2147483647))
     hi_q_max = tl.max(tl.where(row < q_len, hi_row, -2147483647))
     lo_q_max = tl.max(tl.where(row < q_len, lo_row, -2147483647))
@@ -86,7 +90,10 @@ def row_bounds_forward(
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference;
+            # then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
                 for step in range(0, masked_1 if masked else full_0):
                     if masked:
                         tile = tl.where(step < masked_0, begin, reference_tile - masked_0) + step
@@ -129,7 +136,8 @@ def forward(q, k, v, *, lo, hi):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; row_bounds_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # row_bounds_forward_sm_90_any_stride.py takes the rest.
     row_bounds_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, lo, hi,
@@ -145,7 +153,8 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

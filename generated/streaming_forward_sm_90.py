@@ -57,7 +57,10 @@ def streaming_forward(
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
     q_high = last_row + k_len - q_len
     q_low = first_row + k_len - q_len
-    end = tl.minimum((tl.maximum(tl.minimum(first_, q_high + 1), 0) + TILE_K - 1) // TILE_K, tl.maximum(q_low - window + 1, 0) // TILE_K)
+    end = tl.minimum(
+        (tl.maximum(tl.minimum(first_, q_high + 1), 0) + TILE_K - 1) // TILE_K,
+        tl.maximum(q_low - window + 1, 0) // TILE_K,
+    )
     full_end = tl.minimum(tl.maximum(tl.minimum(first_, q_low + 1), 0) // TILE_K, end)
     begin_2 = tl.maximum(q_low - window + 1, 0) // TILE_K
     end_2 = (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
@@ -84,10 +87,20 @@ def streaming_forward(
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference;
+            # then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
                 for step in range(0, masked_2 if masked else full_1):
                     if masked:
-                        tile = tl.where(step < masked_0, full_end, tl.where(step < masked_1, begin_2 - masked_0, reference_tile - masked_1)) + step
+                        tile = (
+                            tl.where(
+                                step < masked_0,
+                                full_end,
+                                tl.where(step < masked_1, begin_2 - masked_0, reference_tile - masked_1),
+                            )
+                            + step
+                        )
                     else:
                         tile = tl.where(step < full_0, 0, full_begin_2 - full_0) + step
                     k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
@@ -127,7 +140,8 @@ def forward(q, k, v, *, first_=4, window=1024):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; streaming_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # streaming_forward_sm_90_any_stride.py takes the rest.
     streaming_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse,
@@ -143,7 +157,8 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

@@ -8,7 +8,8 @@
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
 # sm_90, bf16, head size 128: 128 registers, 16 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
-# made by: attncc build window_alibi_sinks.attn --target sm_90     checked by: python window_alibi_sinks_forward_sm_90.py
+# made by: attncc build window_alibi_sinks.attn --target sm_90
+# checked by: python window_alibi_sinks_forward_sm_90.py
 
 import os
 
@@ -90,7 +91,10 @@ def window_alibi_sinks_forward(
             m = tl.minimum(tl.maximum(tl.zeros([TILE_Q, 1], tl.float32) + sink, LOWEST), -LOWEST)
             l = tl.exp2(sink - m)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1, -1, -1):  # tiles that need the mask and one whole tile first, then the other whole ones
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference;
+            # then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
                 for step in range(0, masked_1 if masked else full_0):
                     if masked:
                         tile = tl.where(step < masked_0, begin, reference_tile - masked_0) + step
@@ -136,7 +140,8 @@ def forward(q, k, v, *, window=1024, slopes, sinks):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; window_alibi_sinks_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # window_alibi_sinks_forward_sm_90_any_stride.py takes the rest.
     window_alibi_sinks_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, slopes, sinks,
@@ -156,7 +161,8 @@ def check():
         return x.to(dtype) if isinstance(x, torch.Tensor) else torch.tensor(float(x), dtype=torch.float64)
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)
@@ -167,7 +173,9 @@ def check():
     window = 100
     slopes = torch.rand((4,)).to(torch.float32)
     sinks = torch.rand((4,)).to(torch.float32)
-    out, lse = forward(Q.to(device), K.to(device), V.to(device), window=window, slopes=slopes.to(device), sinks=sinks.to(device))
+    out, lse = forward(
+        Q.to(device), K.to(device), V.to(device), window=window, slopes=slopes.to(device), sinks=sinks.to(device)
+    )
     out, lse = out.cpu(), lse.cpu()
 
     (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64

@@ -21,7 +21,8 @@ from attncc.codegen.backward_collect import Collected, collected
 from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, pairs, row_lines
 from attncc.codegen.backward_sites import Site, named, sites
 from attncc.codegen.cpu_lower import prepared
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
+from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, terms
 from attncc.codegen.naming import Names, reserved
@@ -145,7 +146,7 @@ def render_backward(
     (d_q, d_k, d_v, {parameter: gradient}).
     """
     view = backward_view(spec, visits_q, visits_k, plan, _banner(spec, plan, text, resources))
-    return environment().get_template(f"triton/{plan.algorithm}_backward.py.jinja").render(view=view)
+    return rendered(f"triton/{plan.algorithm}_backward.py.jinja", view)
 
 
 def backward_file_name(spec_name: str, plan: KernelPlan) -> str:
@@ -337,7 +338,7 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
         f"# {compiled_to(plan, resources)}",
         f"# Weights are worked out again{' from lse' if normaliser(spec).has_lse else ''}, in each direction.",
         "# A row that sees nothing: zero gradients.",
-        f"# made by: {made}     checked by: python {checked}",
+        *provenance(made, f"python {checked}"),
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attncc.analysis.normaliser import Normaliser
 from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, prepared
 from attncc.codegen.cpu_ranges import ranges_of
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
+from attncc.codegen.layout import provenance
 from attncc.codegen.naming import parameter_names
 from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
 from attncc.ir import AttentionSpec, KernelPlan, Visits, names
@@ -54,7 +55,7 @@ def render_cpu(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str 
     `spec` has its consts bound; `visits` is analysis.visits(spec, "q"); `text` is the spec as written.
     Equal arguments give equal bytes.
     """
-    return environment().get_template(FORWARD).render(view=view_of(spec, visits, plan, text))
+    return rendered(FORWARD, view_of(spec, visits, plan, text))
 
 
 def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) -> CpuView:
@@ -70,7 +71,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         comment=[
             *comment(text),
             f"# forward · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores",
-            f"# made by: attncc build {spec.name}.attn --target cpu     checked by: python {spec.name}_forward_cpu.py",
+            *provenance(f"attncc build {spec.name}.attn --target cpu", f"python {spec.name}_forward_cpu.py"),
         ],
         softmax=policy(tiles.normaliser),
         lse_words="lse [B, H, Q], natural logarithm" if tiles.normaliser.has_lse else "no lse (it is empty)",

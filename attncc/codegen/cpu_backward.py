@@ -14,7 +14,8 @@ from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, mu
 from attncc.codegen.cpu import policy, uses
 from attncc.codegen.cpu_lower import BACKWARD, CpuLowering, is_tensor, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
+from attncc.codegen.layout import provenance
 from attncc.codegen.naming import parameter_names
 from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
 from attncc.ir import FUNCTIONS, AttentionSpec, Expr, KernelPlan, Op, Param, Read, Var, Visits, names, walk
@@ -74,7 +75,7 @@ def render_cpu_backward(spec: AttentionSpec, visits: Visits, plan: KernelPlan, t
     `spec` has its consts bound; `visits` is analysis.visits(spec, "q"); `text` is the spec as written.
     Equal arguments give equal bytes.
     """
-    return environment().get_template(BACKWARD).render(view=view_of(spec, visits, plan, text))
+    return rendered(BACKWARD, view_of(spec, visits, plan, text))
 
 
 def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) -> CpuBackwardView:
@@ -99,7 +100,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         comment=[
             *comment(text),
             f"# backward · cpu · tile {plan.tile_q} × {plan.tile_k} · deterministic · memory linear in length",
-            f"# made by: attncc build {spec.name}.attn --target cpu     checked by: python {spec.name}_backward_cpu.py",
+            *provenance(f"attncc build {spec.name}.attn --target cpu", f"python {spec.name}_backward_cpu.py"),
         ],
         helpers=in_order({"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}),
         own_helpers=["finite", *(h for h in ("add", "add_at") if h in gradients.helpers)],

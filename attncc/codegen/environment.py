@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 import attncc
+from attncc.codegen.layout import broken
 
 
 @cache
@@ -28,3 +30,8 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+
+
+def rendered(template: str, view: Any) -> str:
+    """A whole file: the template with its view, lines that are too long broken."""
+    return broken(environment().get_template(template).render(view=view))

@@ -12,8 +12,9 @@ from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
 from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
 from attncc.codegen.hopper import HopperView, hopper_view
+from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
 from attncc.codegen.naming import Names, parameter_names, reserved
@@ -112,7 +113,7 @@ def render(
         args = arguments(spec, plan, kernel_names(spec)[1])
         lines = *view.program_lines, *view.row_lines
         view = replace(view, hopper=hopper_view(plan, args, view.visits, lines, view.k_parts, view.v_parts))
-    return environment().get_template(SKELETONS[plan.algorithm]).render(view=view)
+    return rendered(SKELETONS[plan.algorithm], view)
 
 
 def file_name(spec_name: str, plan: KernelPlan) -> str:
@@ -144,7 +145,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
         f"# {compiled_to(plan, resources)}",
         "# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0"
         + (", lse -inf." if normaliser(spec).has_lse else "."),
-        f"# made by: {made}     checked by: {checked}",
+        *provenance(made, checked),
     )
 
 
