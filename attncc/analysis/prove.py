@@ -16,7 +16,7 @@ from attncc.analysis.rows import every_row
 from attncc.analysis.terms import Algebra, Term
 from attncc.analysis.words import opaque_parts
 from attncc.errors import Diagnostic
-from attncc.ir import AttentionSpec, Expr, conjunction
+from attncc.ir import AttentionSpec, Expr, conjunction, names, tensors
 
 CAUSAL_NAMES = re.compile(r"causal|autoregressive|decoder|left_to_right")
 NOT_QUITE = re.compile(r"(anti|non|not|bi|block|chunk|chunked|frame|prefix|semi)_?(causal|directional)")
@@ -69,8 +69,9 @@ def _within(mask: Term, end: Term) -> bool:
 
 
 def _warnings(spec: AttentionSpec, always: bool, never: bool, causal: str | None) -> tuple[Diagnostic, ...]:
-    if not spec.masks:
-        return ()
+    constant = [m for m in spec.masks if not names(m) and not tensors(m)]
+    if len(constant) == len(spec.masks) or not all(evaluate(m, Env({})) for m in constant):
+        return ()  # W106 says it, where it lies
     if never:
         return (Diagnostic(
             "W201", "the mask keeps no pair at all, whatever the lengths and parameters: every row of the output is 0",

@@ -14,6 +14,7 @@ from attncc.analysis.terms import Algebra
 from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, Visits, names, tile_names
 
 NARROW, WIDE = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+ROUNDED = 2.0**-21  # of a float32: more than three roundings make of it
 PADDING = 1024  # how far the last tile may reach behind the end
 Pair = tuple[float, float]  # of ints exact, since Python's ints stay ints
 
@@ -157,6 +158,15 @@ def _abs(r: list[Pair]) -> Pair:
     return (0 if a <= 0 <= b else min(abs(a), abs(b))), max(abs(a), abs(b))
 
 
+def _quotient(r: list[Pair]) -> Pair:
+    """In float32, which rounds both and their quotient; anything where the divisor may be 0."""
+    (low, high), (least, most) = r
+    if least <= 0 <= most or not all(map(math.isfinite, (low, high))):
+        return -math.inf, math.inf
+    ends = [x / y for x in (low, high) for y in (least, most)]
+    return min(e - ROUNDED * abs(e) for e in ends), max(e + ROUNDED * abs(e) for e in ends)
+
+
 def _floor(r: list[Pair]) -> Pair:
     return tuple(math.floor(x) if math.isfinite(x) else x for x in r[0])  # type: ignore[return-value]
 
@@ -170,6 +180,7 @@ RULES: dict[str, Callable[[list[Any]], Pair]] = {
     "-": lambda r: (r[0][0] - r[1][1], r[0][1] - r[1][0]),
     "neg": lambda r: (-r[0][1], -r[0][0]),
     "//": lambda r: (min(r[0][0], 0), max(r[0][1], 0)),
+    "/": _quotient,
     "%": lambda r: (0, max(r[1][1] - 1, 0)),
     "abs": _abs,
     "min": lambda r: (min(r[0][0], r[1][0]), min(r[0][1], r[1][1])),

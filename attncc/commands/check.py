@@ -96,6 +96,7 @@ def _print(report: Report) -> None:
     )
     say(table(head, [_line(row) for row in report.rows], numbers=(3, 4, 5, 6, 7, 9)))
     good = sum(row.passed for row in report.rows)
+    say("errors and their bounds: absolute differences from float64, summed over the tensor")
     say(f"{report.name} on {report.device}: {good} of {len(report.rows)} calls within their bounds")
 
 

@@ -30,8 +30,8 @@ def command(
 ) -> None:  # fmt: skip
     """Print what SPEC means, what is proved of its mask, the plan for a target and shape, and what a call costs.
 
-    Counts are exact, over batch and heads; those that need contents or values not given are left out,
-    out, and --set gives them.
+    Counts are exact, over batch and heads; those that need contents or values not given are left out, and --set gives
+    them.
 
     \b
         attncc explain causal.attn --target sm_90

@@ -128,7 +128,8 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     if not target.is_gpu:
         return ()
     unit = matrix_unit(plan, target)
-    kept = {"key_operand": max(latency(plan), 1)}
+    read_twice = 1 + plan.key_mask  # for the scores, and turned round for the values
+    kept = {"key_operand": max(latency(plan), 1) * read_twice}
     if unit != "mfma":
         kept["ahead"] = latency(plan)
     loops = [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]

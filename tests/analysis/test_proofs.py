@@ -12,6 +12,7 @@ from spelling import Table, grid, spec_of
 from attncc.analysis import balance, empty_row_count, evaluate, kept_pairs, prove, tile_counts
 from attncc.analysis.prove import future
 from attncc.analysis.words import text
+from attncc.frontend import parse
 from attncc.ir import Shape
 
 # Masks whose rows have no closed form: they are counted pair by pair, and only where the grid is small.
@@ -118,6 +119,9 @@ def test_tiles_of_a_causal_mask() -> None:
     [
         ("k > q + 3 and k < q", "odd", "W201"),
         ("k >= q or k < q + 1", "odd", "W202"),
+        ("true and k > q + 3 and k < q", "odd", "W201"),
+        ("true", "odd", None),
+        ("1 > 2", "odd", None),
         ("k <= q + w", "causal_window", "W203"),
         ("q - k < w", "causal", "W203"),
         ("k <= q or k < prefix[b]", "my_causal", "W203"),
@@ -131,6 +135,16 @@ def test_masks_that_are_hardly_meant_are_warned_of(text_: str, name: str, code: 
     found = prove(spec_of(text_, {"prefix": Table("i32", ("b",))}, name=name)).warnings
     assert [w.code for w in found] == ([code] if code else [])
     assert all(w.severity == "warning" and w.hint for w in found)
+
+
+def test_a_mask_that_reads_nothing_is_told_of_once() -> None:
+    def codes(*masks: str) -> list[str]:
+        parsed = parse(f"attention x {{ {' '.join(f'mask {m}' for m in masks)} }}")
+        return [d.code for d in (*parsed.warnings, *prove(parsed.spec).warnings)]
+
+    assert codes("true") == codes("false") == codes("1 > 2", "k <= q") == ["W106"]
+    assert codes("true", "false") == ["W106", "W106"]
+    assert codes("true", "k > q", "k < q") == ["W106", "W201"]
 
 
 def test_the_future_is_shown_by_a_pair() -> None:

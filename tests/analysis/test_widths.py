@@ -33,6 +33,10 @@ def test_limits_follow_from_the_largest_intermediate_value() -> None:
     assert limit("k <= start[b] + row", start=Table("i64", ("b",))) >= 2**29  # 64 bits wide by itself
     assert limit("doc[b, q] == doc[b, k]", doc=Table("i64", ("b", "k"))) == 0  # its tables hold 32 bits
     assert limit("k <= floor(sqrt(abs(q)))") >= 2**28
+    assert limit("k <= q + floor(k_len / 8)") >= 2**28
+    assert limit("k <= floor(q / max(W, 1)) and k <= floor(-q / (b_len + 1)) + q") >= 2**28
+    assert limit("k <= floor(q / W)") == 0  # W may be 0, and what is infinite has no floor
+    assert limit("k <= floor(q / 0.25)") == 2**27
     assert limit("k * k * k <= q") == 2**8  # keys of the last tile reach 1,024 behind the end
 
 
@@ -41,6 +45,8 @@ def test_a_call_is_judged_by_its_own_values() -> None:
     assert w.limit == 2**15
     assert w.fits(131072, {"W": 362, "r": 8})
     assert not w.fits(131072, {"W": 2**20, "r": 2**15})
+    quotient = widths(spec_of("k <= floor(q / W)"))
+    assert quotient.fits(131072, {"W": 3}) and quotient.fits(131072, {"W": -1}) and not quotient.fits(131072, {"W": 0})
 
 
 @pytest.mark.parametrize(

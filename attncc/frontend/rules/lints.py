@@ -123,7 +123,7 @@ def _constant_mask(spec: AttentionSpec, context: Context) -> None:
     for i, e in enumerate(spec.masks):
         if not names(e) and not tensors(e):
             context.report.warn(
-                "W106", context.spans.get(f"mask:{i}"), "the mask reads nothing, so it is the same for every pair"
+                "W106", context.spans.get(f"mask:{i}"), "the mask reads nothing, so it keeps every pair or none"
             )
 
 
