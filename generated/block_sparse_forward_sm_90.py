@@ -48,7 +48,8 @@ def block_sparse_forward_scans(
     q_blocks: "i32", k_blocks: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    # ---- the tiles of keys that hold something for one tile of rows: whole ones from the front of a list, others from its end
+    # ---- the tiles of keys that hold something for one tile of rows: whole ones from the front of a list, others from
+    # its end
     slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
     b, h = 0, slab
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
@@ -62,12 +63,42 @@ def block_sparse_forward_scans(
     for lane_base in range(0, k_tiles, 128):
         lane = lane_base + tl.arange(0, 128)
         inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-        blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h_ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        blocks_h__ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_first // 64 < k_blocks), other=0)
-        blocks_h___ = tl.load(blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1 + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_last // 64 < k_blocks), other=0)
-        live = (lane < k_tiles) & (blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(q_low, 64) + 2 <= floor_div(q_high, 64)) | (inner_first // 64 + 2 <= inner_last // 64)) & (inner_first <= q_high)
-        whole = live & (floor_div(q_high, 64) <= floor_div(q_low, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1) & blocks_h & blocks_h_ & blocks_h__ & blocks_h___ & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
+        blocks_h = tl.load(
+            blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1
+            + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2,
+            mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_first // 64 < k_blocks),
+            other=0,
+        )
+        blocks_h_ = tl.load(
+            blocks + h * stride_blocks_0 + floor_div(q_low, 64) * stride_blocks_1
+            + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2,
+            mask=(0 <= floor_div(q_low, 64)) & (floor_div(q_low, 64) < q_blocks) & (inner_last // 64 < k_blocks),
+            other=0,
+        )
+        blocks_h__ = tl.load(
+            blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1
+            + tl.cast(inner_first // 64, tl.int64) * stride_blocks_2,
+            mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_first // 64 < k_blocks),
+            other=0,
+        )
+        blocks_h___ = tl.load(
+            blocks + h * stride_blocks_0 + floor_div(q_high, 64) * stride_blocks_1
+            + tl.cast(inner_last // 64, tl.int64) * stride_blocks_2,
+            mask=(0 <= floor_div(q_high, 64)) & (floor_div(q_high, 64) < q_blocks) & (inner_last // 64 < k_blocks),
+            other=0,
+        )
+        live = (
+            (lane < k_tiles)
+            & (
+                blocks_h | blocks_h_ | blocks_h__ | blocks_h___ | (floor_div(q_low, 64) + 2 <= floor_div(q_high, 64))
+                | (inner_first // 64 + 2 <= inner_last // 64)
+            )
+            & (inner_first <= q_high)
+        )
+        whole = (
+            live & (floor_div(q_high, 64) <= floor_div(q_low, 64) + 1) & (inner_last // 64 <= inner_first // 64 + 1)
+            & blocks_h & blocks_h_ & blocks_h__ & blocks_h___ & (inner_last <= q_low) & (inner_first + TILE_K <= k_len)
+        )
         tl.store(Listed + wholes + tl.cumsum(whole.to(tl.int32)) - 1, lane, whole)
         wholes += tl.sum(whole.to(tl.int32))
         live = live & ~whole
@@ -130,7 +161,12 @@ def block_sparse_forward(
             key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
             s = tl.dot(query, key)
             if masked:
-                blocks_h = tl.load(blocks + h * stride_blocks_0 + floor_div(q, 64) * stride_blocks_1 + tl.cast(k // 64, tl.int64) * stride_blocks_2, mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks), other=0)
+                blocks_h = tl.load(
+                    blocks + h * stride_blocks_0 + floor_div(q, 64) * stride_blocks_1
+                    + tl.cast(k // 64, tl.int64) * stride_blocks_2,
+                    mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks),
+                    other=0,
+                )
                 keep = blocks_h & (k <= q) & (k < k_len)
                 s = tl.where(keep, s, float("-inf"))
 
@@ -175,7 +211,8 @@ def forward(q, k, v, *, blocks):
         q_blocks, k_blocks,
         TILE_Q=64, TILE_K=32, num_warps=1,
     )
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; block_sparse_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # block_sparse_forward_sm_90_any_stride.py takes the rest.
     block_sparse_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, blocks, tables,
@@ -203,7 +240,8 @@ def check():
         return table[tuple(i.clamp(0, n - 1) for i, n in zip(at, table.shape))].masked_fill(~inside, 0)
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

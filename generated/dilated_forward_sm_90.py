@@ -89,8 +89,15 @@ def dilated_forward(
                 step = lane_base + tl.arange(0, 32)
                 lane = step
                 inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-                live = (step < end) & (inner_first <= q_high) & (q_low < window * dilation + inner_last) & (0 <= floor_div(q_high - inner_first, dilation) + floor_div(inner_last - q_low, dilation))
-                whole = live & (inner_last <= q_low) & (q_high < window * dilation + inner_first) & (q_high <= dilation * floor_div(q_low - inner_last, dilation) + inner_first) & (inner_first + TILE_K <= k_len)
+                live = (
+                    (step < end) & (inner_first <= q_high) & (q_low < window * dilation + inner_last)
+                    & (0 <= floor_div(q_high - inner_first, dilation) + floor_div(inner_last - q_low, dilation))
+                )
+                whole = (
+                    live & (inner_last <= q_low) & (q_high < window * dilation + inner_first)
+                    & (q_high <= dilation * floor_div(q_low - inner_last, dilation) + inner_first)
+                    & (inner_first + TILE_K <= k_len)
+                )
                 for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
                     if masked:
                         chosen = live & ~whole
@@ -104,7 +111,10 @@ def dilated_forward(
                         s = tl.dot(query, key)
                         if masked:
                             distance = q - k
-                            keep = (0 <= distance) & (distance < window * dilation) & (floor_mod(distance, dilation) == 0) & (k < k_len)
+                            keep = (
+                                (0 <= distance) & (distance < window * dilation) & (floor_mod(distance, dilation) == 0)
+                                & (k < k_len)
+                            )
                             s = tl.where(keep, s, float("-inf"))
 
                         if again:
@@ -140,7 +150,8 @@ def forward(q, k, v, *, window=256, dilation=4):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; dilated_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # dilated_forward_sm_90_any_stride.py takes the rest.
     dilated_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse,
@@ -156,7 +167,8 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

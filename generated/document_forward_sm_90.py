@@ -67,7 +67,7 @@ def document_forward_scans(
     q_tiles: "i32", k_tiles: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    # ---- where among the tiles of keys something holds for one tile of rows: the first, behind the last, the run of them
+    # ---- where among the tiles of keys something holds for one tile of rows: first, end, the run of them
     slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
     b, h = slab, 0
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
@@ -141,7 +141,12 @@ def document_forward(
     full_begin = tl.minimum(doc_q_full_first, end)
     q_low = first_row + k_len - q_len
     doc_q_full_run = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
-    full_end = tl.maximum(full_begin, tl.where(0 < doc_q_full_run, tl.minimum(doc_q_full_first + doc_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0))
+    full_end = tl.maximum(
+        full_begin,
+        tl.where(
+            0 < doc_q_full_run, tl.minimum(doc_q_full_first + doc_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0
+        ),
+    )
     reference_tile = tl.maximum(full_end - 1, full_begin)
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
@@ -178,7 +183,9 @@ def document_forward(
                         key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                         s = tl.dot(query, key)
                         if masked:
-                            doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+                            doc_k = tl.load(
+                                doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
+                            )
                             keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
                             s = tl.where(keep, s, float("-inf"))
 
@@ -201,7 +208,9 @@ def document_forward(
                     key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                     s = tl.dot(query, key)
                     if masked:
-                        doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+                        doc_k = tl.load(
+                            doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
+                        )
                         keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
                         s = tl.where(keep, s, float("-inf"))
 
@@ -251,7 +260,8 @@ def forward(q, k, v, *, doc):
         q_tiles, k_tiles,
         TILE_Q=128, TILE_K=64, num_warps=1,
     )
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; document_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # document_forward_sm_90_any_stride.py takes the rest.
     document_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, doc, tables,
@@ -278,7 +288,8 @@ def check():
         return table[tuple(i.clamp(0, n - 1) for i, n in zip(at, table.shape))].masked_fill(~inside, 0)
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

@@ -49,7 +49,9 @@ def global_tokens_forward_tables(
     b, h = slab, 0
     k = tile * TILE_K + tl.arange(0, TILE_K)
     Tables += slab.to(tl.int64) * (2 * k_tiles) + tile
-    is_global_k = tl.load(is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1, mask=(k < k_len), other=0)
+    is_global_k = tl.load(
+        is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1, mask=(k < k_len), other=0
+    )
     tl.store(Tables, tl.max(tl.where(k < k_len, tl.where(is_global_k, 1, 0), -2147483647)))
     tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, tl.where(is_global_k, 1, 0), 2147483647)))
 
@@ -84,7 +86,9 @@ def global_tokens_forward(
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
     scale = 0.08838834764831845 * LOG2E
-    is_global_q = tl.load(is_global + b * stride_is_global_0 + tl.cast(q, tl.int64) * stride_is_global_1, mask=(q < k_len), other=0)
+    is_global_q = tl.load(
+        is_global + b * stride_is_global_0 + tl.cast(q, tl.int64) * stride_is_global_1, mask=(q < k_len), other=0
+    )
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
@@ -92,7 +96,9 @@ def global_tokens_forward(
 
     # ---- Q, behind what the ranges wait for
     query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
-    is_global_row = tl.load(is_global + b * stride_is_global_0 + tl.cast(row, tl.int64) * stride_is_global_1, mask=(row < k_len), other=0)
+    is_global_row = tl.load(
+        is_global + b * stride_is_global_0 + tl.cast(row, tl.int64) * stride_is_global_1, mask=(row < k_len), other=0
+    )
     is_global_q_max_3 = tl.max(tl.where(row < q_len, tl.where(is_global_row, 1, 0), -2147483647))
     is_global_q_min_3 = tl.min(tl.where(row < q_len, tl.where(is_global_row, 1, 0), 2147483647))
 
@@ -107,14 +113,29 @@ def global_tokens_forward(
             m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
-            for lane_base in range(0, (k_len + TILE_K - 1) // TILE_K, 32):  # 32 tiles at a time are classed, one to a lane
+            # 32 tiles at a time are classed, one to a lane
+            for lane_base in range(0, (k_len + TILE_K - 1) // TILE_K, 32):
                 step = lane_base + tl.arange(0, 32)
                 lane = step
                 inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
                 is_global_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
                 is_global_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-                live = (step < (k_len + TILE_K - 1) // TILE_K) & ((0 < is_global_k_max) | (tl.maximum(inner_first - last_row, tl.maximum(first_row - inner_last, 0)) <= side) | (0 < is_global_q_max_3))
-                whole = live & ((0 < is_global_k_min) | (tl.maximum(last_row - inner_first, inner_last - first_row) <= side) | (0 < is_global_q_min_3)) & (inner_first + TILE_K <= k_len)
+                live = (
+                    (step < (k_len + TILE_K - 1) // TILE_K)
+                    & (
+                        (0 < is_global_k_max)
+                        | (tl.maximum(inner_first - last_row, tl.maximum(first_row - inner_last, 0)) <= side)
+                        | (0 < is_global_q_max_3)
+                    )
+                )
+                whole = (
+                    live
+                    & (
+                        (0 < is_global_k_min) | (tl.maximum(last_row - inner_first, inner_last - first_row) <= side)
+                        | (0 < is_global_q_min_3)
+                    )
+                    & (inner_first + TILE_K <= k_len)
+                )
                 for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
                     if masked:
                         chosen = live & ~whole
@@ -127,7 +148,11 @@ def global_tokens_forward(
                         key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                         s = tl.dot(query, key)
                         if masked:
-                            is_global_k = tl.load(is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1, mask=(k < k_len), other=0)
+                            is_global_k = tl.load(
+                                is_global + b * stride_is_global_0 + tl.cast(k, tl.int64) * stride_is_global_1,
+                                mask=(k < k_len),
+                                other=0,
+                            )
                             keep = ((tl.abs(q - k) <= side) | is_global_k | is_global_q) & (k < k_len)
                             s = tl.where(keep, s, float("-inf"))
 
@@ -174,7 +199,8 @@ def forward(q, k, v, *, side=256, is_global):
         side,
         TILE_Q=64, TILE_K=32, num_warps=1,
     )
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; global_tokens_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # global_tokens_forward_sm_90_any_stride.py takes the rest.
     global_tokens_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, is_global, tables,
@@ -202,7 +228,8 @@ def check():
         return table[tuple(i.clamp(0, n - 1) for i, n in zip(at, table.shape))].masked_fill(~inside, 0)
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

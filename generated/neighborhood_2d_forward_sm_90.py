@@ -89,9 +89,27 @@ def neighborhood_2d_forward(
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
     q_low = first_row + k_len - q_len
-    begin = tl.maximum(width * tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width))) - width * radius, 0) // TILE_K
+    begin = (
+        tl.maximum(
+            width * tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width))) - width * radius, 0
+        )
+        // TILE_K
+    )
     q_high = last_row + k_len - q_len
-    end = (tl.maximum(tl.minimum(k_len, width * radius + width * tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width))) + width), 0) + TILE_K - 1) // TILE_K
+    end = (
+        (
+            tl.maximum(
+                tl.minimum(
+                    k_len,
+                    width * radius
+                    + width * tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width))) + width,
+                ),
+                0,
+            )
+            + TILE_K - 1
+        )
+        // TILE_K
+    )
 
     # ---- Q, behind what the ranges wait for
     query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
@@ -111,8 +129,91 @@ def neighborhood_2d_forward(
                 step = lane_base + tl.arange(0, 32)
                 lane = step
                 inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-                live = (step < end) & (tl.maximum(tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width))) - inner_last // width, tl.maximum(inner_first // width - tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width))), 0)) <= radius) & (tl.maximum(tl.minimum(width - radius - 1, tl.maximum(radius, tl.where(floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_low, width), 0))) - tl.where(inner_first // width == inner_last // width, inner_last % width, width - 1), tl.maximum(tl.where(inner_first // width == inner_last // width, inner_first % width, 0) - tl.minimum(width - radius - 1, tl.maximum(radius, tl.where(floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_high, width), width - 1))), 0)) <= radius)
-                whole = live & (tl.maximum(inner_last // width - tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width))), tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width))) - inner_first // width) <= radius) & (tl.maximum(tl.where(inner_first // width == inner_last // width, inner_last % width, width - 1) - tl.minimum(width - radius - 1, tl.maximum(radius, tl.where(floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_low, width), 0))), tl.minimum(width - radius - 1, tl.maximum(radius, tl.where(floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_high, width), width - 1))) - tl.where(inner_first // width == inner_last // width, inner_first % width, 0)) <= radius) & (inner_first + TILE_K <= k_len)
+                live = (
+                    (step < end)
+                    & (
+                        tl.maximum(
+                            tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width)))
+                            - inner_last // width,
+                            tl.maximum(
+                                inner_first // width
+                                - tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width))),
+                                0,
+                            ),
+                        )
+                        <= radius
+                    )
+                    & (
+                        tl.maximum(
+                            tl.minimum(
+                                width - radius - 1,
+                                tl.maximum(
+                                    radius,
+                                    tl.where(
+                                        floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_low, width), 0
+                                    ),
+                                ),
+                            )
+                            - tl.where(inner_first // width == inner_last // width, inner_last % width, width - 1),
+                            tl.maximum(
+                                tl.where(inner_first // width == inner_last // width, inner_first % width, 0)
+                                - tl.minimum(
+                                    width - radius - 1,
+                                    tl.maximum(
+                                        radius,
+                                        tl.where(
+                                            floor_div(q_low, width) == floor_div(q_high, width),
+                                            floor_mod(q_high, width),
+                                            width - 1,
+                                        ),
+                                    ),
+                                ),
+                                0,
+                            ),
+                        )
+                        <= radius
+                    )
+                )
+                whole = (
+                    live
+                    & (
+                        tl.maximum(
+                            inner_last // width
+                            - tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_low, width))),
+                            tl.minimum(height - radius - 1, tl.maximum(radius, floor_div(q_high, width)))
+                            - inner_first // width,
+                        )
+                        <= radius
+                    )
+                    & (
+                        tl.maximum(
+                            tl.where(inner_first // width == inner_last // width, inner_last % width, width - 1)
+                            - tl.minimum(
+                                width - radius - 1,
+                                tl.maximum(
+                                    radius,
+                                    tl.where(
+                                        floor_div(q_low, width) == floor_div(q_high, width), floor_mod(q_low, width), 0
+                                    ),
+                                ),
+                            ),
+                            tl.minimum(
+                                width - radius - 1,
+                                tl.maximum(
+                                    radius,
+                                    tl.where(
+                                        floor_div(q_low, width) == floor_div(q_high, width),
+                                        floor_mod(q_high, width),
+                                        width - 1,
+                                    ),
+                                ),
+                            )
+                            - tl.where(inner_first // width == inner_last // width, inner_first % width, 0),
+                        )
+                        <= radius
+                    )
+                    & (inner_first + TILE_K <= k_len)
+                )
                 for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
                     if masked:
                         chosen = live & ~whole
@@ -125,7 +226,10 @@ def neighborhood_2d_forward(
                         key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                         s = tl.dot(query, key)
                         if masked:
-                            keep = (tl.abs(fast_div(k, width, inverse_width) - y) <= radius) & (tl.abs(fast_mod(k, width, inverse_width) - x_) <= radius) & (k < k_len)
+                            keep = (
+                                (tl.abs(fast_div(k, width, inverse_width) - y) <= radius)
+                                & (tl.abs(fast_mod(k, width, inverse_width) - x_) <= radius) & (k < k_len)
+                            )
                             s = tl.where(keep, s, float("-inf"))
 
                         if again:
@@ -161,7 +265,8 @@ def forward(q, k, v, *, height, width, radius):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; neighborhood_2d_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # neighborhood_2d_forward_sm_90_any_stride.py takes the rest.
     neighborhood_2d_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse,
@@ -177,7 +282,9 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def tensor(x):
-        return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        return (
+            x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+        )
 
     def minimum(x, y):
         return torch.minimum(tensor(x), tensor(y))
@@ -186,7 +293,8 @@ def check():
         return torch.maximum(tensor(x), tensor(y))
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)

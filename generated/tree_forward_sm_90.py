@@ -96,7 +96,18 @@ def tree_forward(
                         s = tl.dot(query, key)
                         if masked:
                             node = k - (k_len - q_len)
-                            ancestor_row = (tl.load(ancestor + b * stride_ancestor_0 + row * stride_ancestor_1 + tl.cast(node // 32, tl.int64) * stride_ancestor_2, mask=(row < q_len) & (0 <= node) & (node < nodes), other=0) >> (node & 31)) & 1 != 0
+                            ancestor_row = (
+                                (
+                                    tl.load(
+                                        ancestor + b * stride_ancestor_0 + row * stride_ancestor_1
+                                        + tl.cast(node // 32, tl.int64) * stride_ancestor_2,
+                                        mask=(row < q_len) & (0 <= node) & (node < nodes),
+                                        other=0,
+                                    )
+                                    >> (node & 31)
+                                )
+                                & 1 != 0
+                            )
                             keep = ((node < 0) | ancestor_row) & (k < k_len)
                             s = tl.where(keep, s, float("-inf"))
 
@@ -134,7 +145,8 @@ def forward(q, k, v, *, ancestor):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides; tree_forward_sm_90_any_stride.py takes the rest.
+    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    # tree_forward_sm_90_any_stride.py takes the rest.
     tree_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, ancestor,
@@ -167,7 +179,8 @@ def check():
         return ((words >> (last % 32)) & 1).bool() & (0 <= last) & (last < extent)
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)):
+    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
+    if elsewhere and not interpreted:
         print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
         return 3
     torch.manual_seed(0)
