@@ -50,6 +50,7 @@ class Request:
     sizes: tuple[tuple[str, int], ...] = ()
     dtype: str | None = None
     values: tuple[tuple[str, Number], ...] = ()
+    layout: str | None = None  # dense | ragged; None is the spec's own
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,20 @@ def plan(request: Request) -> Planned:
 
     parsed = frontend.parse(request.text, request.filename)
     refuse(parsed)
+    parsed = laid_out(parsed, request.layout)
     consts, values = split_values(parsed.spec, dict(request.values))
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
+
+
+def laid_out(parsed: Parsed, layout: str | None) -> Parsed:
+    """A spec in the layout that is asked for, or its own. Raises SpecError for a tensor that has no packed form."""
+    from attncc import frontend
+    from attncc.ir import Layout
+
+    if layout == "ragged" or (layout is None and parsed.spec.ragged):
+        return frontend.packed(parsed)
+    return parsed if layout is None else replace(parsed, spec=replace(parsed.spec, layout=Layout()))
 
 
 def refuse(parsed: Parsed) -> None:
@@ -198,6 +210,10 @@ def backward(planned: Planned) -> Planned:
     from attncc import planner
 
     chosen = planned.choice.plan
+    if planned.target.is_gpu and planned.spec.ragged:
+        raise NotImplementedError(
+            f"{planned.spec.name} on {planned.target.name}: gradients of packed sequences are not built yet"
+        )
     if not planned.target.is_gpu:
         plan = replace(chosen, direction=BACKWARD)
     else:
@@ -259,7 +275,7 @@ def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources
 def request_key(request: Request, tools: Toolchain) -> RequestKey:
     return RequestKey(
         spec=request.text, target=request.target, sizes=tuple(sorted(request.sizes)), dtype=request.dtype,
-        values=tuple(sorted(request.values)), toolchain=tools,
+        values=tuple(sorted(request.values)), layout=request.layout, toolchain=tools,
     )  # fmt: skip
 
 
@@ -324,7 +340,7 @@ def _no_such(spec: AttentionSpec, name: str, known: list[str]) -> str:
 
 
 def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path) -> None:
-    from attncc.codegen.triton import file_name
+    from attncc.codegen.launch import file_name
 
     chosen = planned.choice.plan
     path = folder / file_name(planned.spec.name, chosen)

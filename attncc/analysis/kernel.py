@@ -29,12 +29,13 @@ def kernel_visits(spec: AttentionSpec, outer: str = "q", forward: bool = False) 
 
     Both are exact: the ranges only save the test, which costs a few instructions for 32 tiles. In the `forward` pass
     tiles whose test reads a table with an entry for each pair of blocks are listed: the list is about as large as the
-    table. And where ranges give whole tiles the test looks for no more: that loop would cost more than it finds.
+    table, but of packed sequences much larger, and not made. And where ranges give whole tiles the test looks for no
+    more: that loop would cost more than it finds.
     """
     found = visits(spec, outer, tables=True)
     if found.may is None and found.must is None:
         return found
-    listed = forward and reads_blocks(spec, found)
+    listed = forward and not spec.ragged and reads_blocks(spec, found)
     if not listed and len(found.lets) <= LONGEST:
         return pruned(replace(found, must=None)) if forward and found.full else found
     inner, size = ("k_len", "TILE_K") if outer == "q" else ("q_len", "TILE_Q")

@@ -68,6 +68,7 @@ class PassView:
     launch_options: str
     tma: bool  # what streams by may come by descriptor
     kv: str
+    seq: str
     align: str
     position_open: str
     position_close: str
@@ -226,7 +227,7 @@ class Builder:
 
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
         spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)
-        tables = tables_of(visits)
+        tables = tables_of(visits, spec.ragged)
         args = pass_arguments(which, spec, replace(plan, tables=bool(tables)), own, self.names, mine)
         ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
         taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
@@ -284,7 +285,8 @@ class Builder:
             tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
             max_registers=own.max_registers,
             launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
-            tma=own.loads == "descriptor", kv="pointer", align=self.spec.align, position_open="(" if wide else "",
+            tma=own.loads == "descriptor", kv="pointer", seq="ragged" if self.spec.ragged else "fixed",
+            align=self.spec.align, position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
             d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
             dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attncc.analysis.normaliser import Normaliser
+from attncc.codegen import launch
 from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
@@ -24,6 +25,7 @@ class CpuView:
     lse_words: str
     helpers: list[str]
     signature: str
+    ragged: bool
     programs: str
     align: str
     position: str
@@ -71,12 +73,13 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         comment=[
             *comment(text),
             f"# forward · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores",
-            *provenance(f"attncc build {spec.name}.attn --target cpu", f"python {spec.name}_forward_cpu.py"),
+            *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         softmax=policy(tiles.normaliser),
         lse_words="lse [B, H, Q], natural logarithm" if tiles.normaliser.has_lse else "no lse (it is empty)",
         helpers=in_order(helpers),
-        signature=", ".join(["q", "k", "v", *_arguments(spec, spelled)]),
+        signature=", ".join(["q", "k", "v", *launch.starts(spec), *_arguments(spec, spelled)]),
+        ragged=spec.ragged,
         programs=ranges.programs,
         align=spec.align,
         position=check.position,

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, multiply, variables
+from attncc.codegen import launch
 from attncc.codegen.cpu import policy, uses
 from attncc.codegen.cpu_lower import BACKWARD, CpuLowering, is_tensor, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
 from attncc.codegen.layout import provenance
 from attncc.codegen.naming import parameter_names
-from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
+from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order, of_sequence
 from attncc.ir import FUNCTIONS, AttentionSpec, Expr, KernelPlan, Op, Param, Read, Var, Visits, names, walk
 
 # What the template calls its values; no parameter can have these names.
@@ -37,6 +38,10 @@ class CpuBackwardView:
     helpers: list[str]
     own_helpers: list[str]
     signature: str
+    ragged: bool
+    starts: str  # what a call of packed sequences passes beside
+    sums: str  # ", NAME" for each buffer of a parameter's gradient
+    parts: str  # the same for one of packed sequences
     programs: str
     align: str
     position: str
@@ -100,11 +105,15 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         comment=[
             *comment(text),
             f"# backward · cpu · tile {plan.tile_q} × {plan.tile_k} · deterministic · memory linear in length",
-            *provenance(f"attncc build {spec.name}.attn --target cpu", f"python {spec.name}_backward_cpu.py"),
+            *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         helpers=in_order({"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}),
         own_helpers=["finite", *(h for h in ("add", "add_at") if h in gradients.helpers)],
-        signature=_signature(spec, spelled), programs=ranges.programs, align=spec.align, position=check.position,
+        signature=_signature(spec, spelled), ragged=spec.ragged,
+        starts="".join(f", {name}={name}" for name in launch.starts(spec)),
+        sums="".join(f", {name}" for name in gradients.buffers.values()),
+        parts="".join(f", {of_sequence(spec, p, name)}" for p, name in gradients.buffers.items()),
+        programs=ranges.programs, align=spec.align, position=check.position,
         uses=uses(spec), scale=scale, is_masked=ranges.is_masked, call=free_axes(spec, spelled),
         summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, tile_class=ranges.tile_class,
         softmax=policy(low.normaliser),
@@ -279,4 +288,5 @@ def _typed(name: str, p: Param, spelled: Mapping[str, str]) -> str:
 
 def _signature(spec: AttentionSpec, spelled: Mapping[str, str]) -> str:
     params = [spelled[p.name] + ("" if p.default is None else f"={p.default!r}") for p in spec.params]
+    params = [*launch.starts(spec), *params]
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])

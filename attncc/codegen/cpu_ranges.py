@@ -99,7 +99,7 @@ def ranges_of(spec: AttentionSpec, visits: Visits, low: CpuLowering) -> Ranges:
     spelled |= {n: low.free.fresh(n) for n, _ in visits.lets}
     tables = {s.name: low.free.fresh(s.name) for s in visits.summaries}
     text = _Scalars(spec, spelled, tables, one=True)
-    made = Ranges(_programs(visits))
+    made = Ranges(_programs(visits, spec.ragged))
     made.lines = [f"{spelled[n]} = {text(e)}" for n, e in visits.lets]
     made.lines += [f"masked = {_tiles(visits.masked, text)}", f"full = {_tiles(visits.full, text)}"]
     if visits.may is not None:
@@ -114,14 +114,16 @@ def ranges_of(spec: AttentionSpec, visits: Visits, low: CpuLowering) -> Ranges:
     return made
 
 
-def _programs(visits: Visits) -> str:
-    """Batch entries and heads go together unless the ranges tell them apart."""
+def _programs(visits: Visits, ragged: bool) -> str:
+    """Batch entries and heads go together unless the ranges tell them apart; packed sequences come one by one."""
     ends = [e for s in (*visits.masked, *visits.full) for e in (s.begin, s.end)]
     classes = [e for e in (visits.may, visits.must) if e is not None]
     found = {n for e in (*(e for _, e in visits.lets), *ends, *classes) for n in names(e)}
     found |= {n for s in visits.summaries for n in (*s.over, *names(s.value))}
     batch = "slice(i, i + 1)" if "b" in found else "slice(0, B)"
     heads = "slice(j, j + 1)" if found & {"h", "h_kv"} else "slice(0, H)"
+    if ragged:
+        batch, found = "slice(entry, entry + 1)", found - {"b"}
     loops = (" for i in range(B)" if "b" in found else "") + (" for j in range(H)" if found & {"h", "h_kv"} else "")
     return f"[({batch}, {heads}){loops}]"
 

@@ -66,7 +66,9 @@ def jit_options(args: Sequence[Argument]) -> tuple[str, ...]:
     """Lengths and parameters never specialise, nor do addresses and strides of parameters on their alignment."""
     options = {
         "do_not_specialize": [a.name for a in args if a.kind == "scalar"],
-        "do_not_specialize_on_alignment": [a.name for a in args if a.owner == "parameter" and a.kind != "scalar"],
+        "do_not_specialize_on_alignment": [
+            a.name for a in args if a.owner in ("parameter", "starts") and a.kind != "scalar"
+        ],
     }
     return _options(options)
 
@@ -92,19 +94,42 @@ def _options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 def forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
     """Tensors by position, parameters by name."""
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
-    return ", ".join(["q", "k", "v", *(["*", *params] if params else [])])
+    return ", ".join(["q", "k", "v", *starts(spec), *(["*", *params] if params else [])])
+
+
+def starts(spec: AttentionSpec) -> list[str]:
+    """What says where each of packed sequences starts: arguments of every call of the file."""
+    return ["cu_seqlens_q", "cu_seqlens_k"] if spec.ragged else []
 
 
 def extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
     """The host's expression for the extent of a free axis, from the first tensor that has it."""
     owner = next(p for p in spec.tensors if axis in p.axes)
-    at = owner.axes.index(axis)
-    bits = " * 32" if owner.element == "bit" and at == len(owner.axes) - 1 else ""
+    at = spec.stored_axes(owner).index(axis)
+    bits = " * 32" if owner.element == "bit" and owner.axes[-1] == axis else ""
     return f"{names[owner.name]}.shape[{at}]{bits}"
 
 
-def docstring(plan: KernelPlan, has_lse: bool) -> str:
+def file_name(spec_name: str, plan: KernelPlan) -> str:
+    """`NAME_DIRECTION_TARGET.py`, for a kernel that takes any strides beside one that does not `..._any_stride.py`; of
+    packed sequences `NAME_DIRECTION_ragged_TARGET.py`."""
+    layout = "_ragged" if plan.layout == "ragged" else ""
+    return f"{spec_name}_{plan.direction}{layout}_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
+
+
+def build_command(spec: AttentionSpec, plan: KernelPlan) -> str:
+    """What makes the files of a spec again."""
+    return f"attncc build {spec.name}.attn{' --layout ragged' if spec.ragged else ''} --target {plan.target}"
+
+
+def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
     d, dv, dtype = plan.head_dim, plan.head_dim_v, plan.dtype
+    if spec.ragged:
+        return (
+            f"q [total_q, H, {d}], k [total_k, H_kv, {d}], v [total_k, H_kv, {dv}] in {dtype}; sequence i has rows\n"
+            "    cu_seqlens_q[i] to cu_seqlens_q[i + 1] and keys cu_seqlens_k[i] to cu_seqlens_k[i + 1], both int32 →\n"
+            f"    out [total_q, H, {dv}] in {dtype}, lse [H, total_q] in float32 (natural log)."
+        )
     return (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"
         + ("    lse [B, H, Q] in float32 (natural log)." if has_lse else "    and an empty lse: there is none.")

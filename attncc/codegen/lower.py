@@ -13,6 +13,7 @@ from attncc.codegen.tables import LARGEST, Tables
 from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
+STARTS = {"row": "q_start", "k": "k_start"}  # of packed sequences
 IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
 NARROW = {"f16": "float32", "bf16": "float32", "i8": "int32", "i16": "int32", "u8": "int32"}
 WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "int64")}
@@ -114,7 +115,8 @@ class Lowering:
         else:
             tile, place = self.printer(read.indices[-1]), self.tables.place(summary)
             lanes = "" if summary.axis == self.tables.outer else f", mask={tile} < {summary.axis}_tiles, other=0"
-            code = f"{self.language}.load(Tables + {place + ' + ' if place else ''}{tile}{lanes})"
+            at = " + ".join(filter(None, ("Tables", place, self.tables.first(summary.axis), tile)))
+            code = f"{self.language}.load({at}{lanes})"
             self.lines["program"].append(f"{name} = {code}")
         self._reads[read] = name
 
@@ -129,14 +131,19 @@ class Lowering:
 
     def _load(self, read: Read, param: Param) -> str:
         tensor, terms = self.names[param.name], []
+        packed = self.spec.packed_axis(param)
         for i, index in enumerate(read.indices):
+            if packed and param.axes[i] == "b":  # in its place: where the sequence starts on the packed axis
+                start = f"{STARTS[packed]}.to(tl.int64)"
+                terms.append(f"{start} * {stride_name(self.spec, param, tensor, param.axes.index(packed))}")
+                continue
             word = param.element == "bit" and i == len(param.axes) - 1
             if vectorized(param, i):
                 index_text = self.printer(index, ATOM) + " // 32" if word else self.printer(index)
                 offset = f"{self.language}.cast({index_text}, {self.language}.int64)"
             else:
                 offset = self.printer(index, TERM)
-            terms.append(f"{offset} * {stride_name(tensor, i, len(param.axes))}")
+            terms.append(f"{offset} * {stride_name(self.spec, param, tensor, i)}")
         inside = " & ".join(self.inside(read, param))
         code = f"{self.language}.load({' + '.join([tensor, *terms])}" + (
             f", mask={inside}, other=0)" if inside else ")"

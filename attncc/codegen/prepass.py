@@ -50,6 +50,7 @@ class TablesView:
     programs: str
     unpack: str
     block: str
+    counts: tuple[str, str]  # the launcher's numbers of tiles in a block, inner and outer
     dtype: str
     lines: tuple[str, ...]
     stores: tuple[tuple[str, str], ...]
@@ -80,7 +81,7 @@ def tables_view(
         outer=tables.outer, inner=other, first=own["first"], last=own["last"],
         signature=launch.signature_lines(used), jit_options=launch.jit_options(used),
         launch=launch.launch_lines(used, names), program=tables.program, programs=tables.programs, unpack=tables.unpack,
-        block=tables.block, dtype=f"torch.int{int_bits}", stores=stores,
+        block=tables.block, counts=tables.counts, dtype=f"torch.int{int_bits}", stores=stores,
         lines=(*inner.take("program"), *inner.take(inner_level)),
         row_lines=outer.take(own_level), scan_lines=outer.take("program"), scans=scans,
         listing=listing,

@@ -27,6 +27,7 @@ BARE = {
     "tile_scan",
 }  # these call no `tensor`
 SIZES = {"b": 2, "h": 4, "h_kv": 2, "row": 300, "k": 331}  # of the file's own check; the template has them too
+SPANS = {"row": "q_span", "k": "k_span"}  # what the templates call where a sequence lies
 TORCH_TYPES = {
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
     "f16": "float16", "bf16": "bfloat16", "f32": "float32",
@@ -39,6 +40,8 @@ class DenseCheck:
 
     samples: list[str]  # parameters, drawn
     arguments: str  # of the call
+    names: str  # ", NAME" for each parameter
+    parts: str  # the same for one of packed sequences
     position: str
     has_lse: bool
     lines: list[str]  # to want and want_lse
@@ -50,13 +53,23 @@ def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
     low = CpuLowering(spec, spelled)
     lines = [*free_axes(spec, spelled), *_dense(low)]
     return DenseCheck(
-        samples=[f"{spelled[p.name]} = {_sample(p)}" for p in spec.params],
+        samples=[f"{spelled[p.name]} = {_sample(spec, p)}" for p in spec.params],
         arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
         has_lse=low.normaliser.has_lse,
+        names="".join(f", {spelled[p.name]}" for p in spec.params),
+        parts="".join(f", {of_sequence(spec, p, spelled[p.name])}" for p in spec.params),
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
         lines=lines,
         helpers=frozenset(low.printer.helpers),
     )
+
+
+def of_sequence(spec: AttentionSpec, p: Param, name: str) -> str:
+    """A parameter for one of packed sequences, with all of its axes: see cpu/packed.jinja."""
+    axis = spec.packed_axis(p)
+    if not axis:
+        return name
+    return f"alone({name}, {spec.stored_axes(p).index(axis)}, {SPANS[axis]}, {p.axes.index('b')}, B)"
 
 
 def in_order(helpers: Collection[str]) -> list[str]:
@@ -110,13 +123,14 @@ def _exponential(low: CpuLowering) -> list[str]:
     ]
 
 
-def _sample(p: Param) -> str:
+def _sample(spec: AttentionSpec, p: Param) -> str:
     """A value of the right kind for the file's own check, as Python text."""
     if not p.is_tensor:
         if p.type == "int":  # small enough for a window to leave something out
             return repr(7 if p.default is None else min(int(p.default), 100))
         return "1.5" if p.default is None else repr(p.default)
-    shape = [a if isinstance(a, int) else SIZES.get(a, 16) for a in p.axes]
+    sizes = {**SIZES, "b": 3} if spec.ragged else SIZES
+    shape = [a if isinstance(a, int) else sizes.get(a, 16) for a in spec.stored_axes(p)]
     if p.element == "bit":
         shape[-1] = -(-shape[-1] // 32)
         return f"torch.randint(-(2**31), 2**31, {tuple(shape)}, dtype=torch.int32)"

@@ -23,7 +23,7 @@ class Argument:
 
     kind: pointer | descriptor | stride | last_stride | scalar | constexpr. A last stride that is 1 is baked in, so that
         neighbours are loaded together; Triton does that only for arguments without a declared type, then 32 bits wide.
-    owner: call (q, k, v, lengths) | output | parameter | tile
+    owner: call (q, k, v, lengths) | starts (of packed sequences) | output | parameter | tables | tile
     """
 
     name: str
@@ -37,7 +37,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     """Those of the main kernel; `names` gives each parameter's and free axis's name in it."""
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
-    made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(plan, pointer)
+    made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(spec, plan, pointer)
     if normaliser(spec).has_lse:
         made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
     if plan.algorithm == "fa3":
@@ -45,22 +45,20 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     made += [
         Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
     ]
-    strided = (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"))
-    for tensor, axes in strided if plan.loads == "pointer" else strided[:1] if plan.algorithm != "fa3" else ():
-        for i, axis in enumerate(axes):
-            kind = "last_stride" if axis == "d" else "stride"
-            made.append(Argument(f"stride_{tensor}{axis}", "i64", kind, "call", f"{tensor}.stride({i})"))
+    if spec.ragged:
+        made += [Argument(f"Starts_{s}", "*i32", "pointer", "starts", f"cu_seqlens_{s}") for s in "qk"]
+    for tensor in "qkv" if plan.loads == "pointer" else "q" if plan.algorithm != "fa3" else "":
+        made += strides(spec, tensor, tensor)
     for p in spec.tensors:
-        for i in range(len(p.axes)):
-            kind = "last_stride" if vectorized(p, i) else "stride"
-            made.append(
-                Argument(stride_name(names[p.name], i, len(p.axes)), "i64", kind, "parameter", f"{p.name}.stride({i})")
-            )
-    for name in ("q_len", "k_len", "b_len", "h_len", "group", "together"):
+        for i, stored in stored_places(spec, p).items():
+            kind, name = "last_stride" if vectorized(p, i) else "stride", stride_name(spec, p, names[p.name], i)
+            made.append(Argument(name, "i64", kind, "parameter", f"{p.name}.stride({stored})"))
+    lengths = ("total_q", "total_k") if spec.ragged else ("q_len", "k_len")
+    for name in (*lengths, "b_len", "h_len", "group", "together"):
         made.append(Argument(name, "i32", "scalar", "call", name))
     if plan.tables:
         made.append(Argument("Tables", f"*i{plan.int_bits}", "pointer", "tables", "tables"))
-        made += [Argument(name, "i32", "scalar", "tables", name) for name in ("q_tiles", "k_tiles")]
+        made += [Argument(name, "i32", "scalar", "tables", name) for name in tile_counts(spec)]
     for p in spec.scalars:
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))
     for axis in spec.free_axes:
@@ -70,14 +68,15 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     return tuple(made)
 
 
-def _tensors(plan: KernelPlan, pointer: str) -> list[Argument]:
+def _tensors(spec: AttentionSpec, plan: KernelPlan, pointer: str) -> list[Argument]:
     """Q, K, V and Out of a Triton kernel."""
     made = [Argument("Q", pointer, "pointer", "call", "q")]
     for name, size in (("k", plan.head_dim), ("v", plan.head_dim_v)):
         if plan.loads == "descriptor":
             for part in split(size, ""):
-                block = f"{POINTEES[plan.dtype]}[1,1,{plan.tile_k},{part.size}]"
-                value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), [1, 1, {plan.tile_k}, {part.size}])"
+                sizes = (plan.tile_k, 1, part.size) if spec.ragged else (1, 1, plan.tile_k, part.size)
+                block = f"{POINTEES[plan.dtype]}[{','.join(map(str, sizes))}]"
+                value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), {list(sizes)})"
                 made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
         else:
             made.append(Argument(name.upper(), pointer, "pointer", "call", name))
@@ -98,10 +97,26 @@ def _hopper_tensors(plan: KernelPlan) -> list[Argument]:
     return made
 
 
+def strides(spec: AttentionSpec, letter: str, tensor: str) -> list[Argument]:
+    """Of a tensor like q (m its rows) or like k (n its keys), which `letter` tells apart."""
+    side = "n" if letter in "kv" else "m"
+    axes = f"{side}hd" if spec.ragged else f"bh{side}d"
+    kinds = {"d": "last_stride"}
+    return [
+        Argument(f"stride_{letter}{axis}", "i64", kinds.get(axis, "stride"), "call", f"{tensor}.stride({i})")
+        for i, axis in enumerate(axes)
+    ]
+
+
+def tile_counts(spec: AttentionSpec) -> tuple[str, str]:
+    """What the launcher calls the numbers of tiles on both sides; of packed sequences, of slots for them."""
+    return ("q_slots", "k_slots") if spec.ragged else ("q_tiles", "k_tiles")
+
+
 def table_arguments(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Those of the kernels that make the tables: no q, k, v, and no outputs."""
-    call = ("q_len", "k_len", "b_len", "h_len", "group")
-    return tuple(a for a in args if a.owner in ("parameter", "tables", "tile") or a.name in call)
+    call = ("q_len", "k_len", "total_q", "total_k", "b_len", "h_len", "group")
+    return tuple(a for a in args if a.owner in ("parameter", "starts", "tables", "tile") or a.name in call)
 
 
 def vectorized(p: Param, axis: int) -> bool:
@@ -109,5 +124,12 @@ def vectorized(p: Param, axis: int) -> bool:
     return axis == len(p.axes) - 1 and p.axes[axis] not in ("b", "h", "h_kv")
 
 
-def stride_name(tensor: str, axis: int, rank: int) -> str:
-    return f"stride_{tensor}" if rank == 1 else f"stride_{tensor}_{axis}"
+def stored_places(spec: AttentionSpec, p: Param) -> dict[int, int]:
+    """Which dimension of the tensor that a call passes each axis is; packed sequences have no axis b."""
+    packed = bool(spec.packed_axis(p))
+    return {i: at for at, i in enumerate(i for i, axis in enumerate(p.axes) if not (packed and axis == "b"))}
+
+
+def stride_name(spec: AttentionSpec, p: Param, tensor: str, axis: int) -> str:
+    places = stored_places(spec, p)
+    return f"stride_{tensor}" if len(places) == 1 else f"stride_{tensor}_{places[axis]}"

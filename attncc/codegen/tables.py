@@ -24,9 +24,10 @@ class Tables:
     reduced: tuple[Summary, ...]
     scanned: tuple[Summary, ...]
     own: Mapping[str, Summary]  # of a tile's own side: no table
-    over: tuple[str, ...]  # b, h: what any of them depends on
+    over: tuple[str, ...]  # b, h: what any of them depends on; the slots of packed sequences tell these apart
     kv_heads: bool  # some do on h_kv
     listed: bool = False  # a list for each tile of the outer side: whole tiles from its front, masked ones from its end
+    ragged: bool = False  # the tiles of all sequences, in slots, take the place of those of one batch entry
 
     def __bool__(self) -> bool:
         return bool(self.reduced or self.scanned or self.listed)
@@ -43,14 +44,26 @@ class Tables:
 
     @property
     def unpack(self) -> str:
-        """The batch entry and head of a block."""
+        """The batch entry and head of a block; of packed sequences, the head."""
+        if self.ragged:
+            return f"h = {'slab' if self.over else '0'}" + ("\n    h_kv = h // group" if self.kv_heads else "")
         forms = {("b", "h"): "slab // h_len, slab % h_len", ("b",): "slab, 0", ("h",): "0, slab"}
         return f"b, h = {forms.get(self.over, '0, 0')}" + ("\n    h_kv = h // group" if self.kv_heads else "")
 
     @property
+    def counts(self) -> tuple[str, str]:
+        """The numbers of tiles in a block, on the inner and the outer side."""
+        q, k = ("q_slots", "k_slots") if self.ragged else ("q_tiles", "k_tiles")
+        return (k, q) if self.outer == "q" else (q, k)
+
+    def first(self, axis: str) -> str:
+        """Where the tiles of a packed sequence begin among those of all."""
+        return f"{axis}_slot" if self.ragged else ""
+
+    @property
     def block(self) -> str:
         """Elements in a block, by the numbers of tiles on both sides."""
-        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
+        inner, outer = self.counts
         parts = [f"{len(t)} * {n}" for t, n in ((self.reduced, inner), (self.scanned, outer)) if t]
         return " + ".join([*parts, *([f"{self.list_size} * {outer}"] if self.listed else [])])
 
@@ -68,7 +81,7 @@ class Tables:
 
     def place(self, summary: Summary) -> str:
         """Where a summary's table begins in its block."""
-        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
+        inner, outer = self.counts
         if summary in self.reduced:
             return _times(self.reduced.index(summary), inner)
         before = _times(len(self.reduced), inner)
@@ -84,7 +97,7 @@ def _times(count: int, unit: str) -> str:
     return "" if count == 0 else unit if count == 1 else f"{count} * {unit}"
 
 
-def tables_of(visits: Visits) -> Tables:
+def tables_of(visits: Visits, ragged: bool = False) -> Tables:
     inner = "k" if visits.outer == "q" else "q"
     reduced = tuple(s for s in visits.summaries if s.axis == inner and s.reduce not in SCANS)
     scanned = tuple(s for s in visits.summaries if s.reduce in SCANS)
@@ -95,5 +108,5 @@ def tables_of(visits: Visits) -> Tables:
     if visits.listed:
         tests = (e for e in (visits.may, visits.must, *(e for _, e in visits.lets)) if e is not None)
         used |= {n for e in tests for n in names(e)} | {axis for s in visits.summaries for axis in s.over}
-    over = tuple(a for a in ("b", "h") if a in used or (a == "h" and "h_kv" in used))
-    return Tables(visits.outer, reduced, scanned, own, over, "h_kv" in used, visits.listed)
+    over = tuple(a for a in ("b", "h") if (a in used or (a == "h" and "h_kv" in used)) and not (ragged and a == "b"))
+    return Tables(visits.outer, reduced, scanned, own, over, "h_kv" in used, visits.listed, ragged)

@@ -116,11 +116,6 @@ def render(
     return rendered(SKELETONS[plan.algorithm], view)
 
 
-def file_name(spec_name: str, plan: KernelPlan) -> str:
-    """`NAME_DIRECTION_TARGET.py`, for a kernel that takes any strides beside one that does not `..._any_stride.py`."""
-    return f"{spec_name}_{plan.direction}_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
-
-
 def compiled_to(plan: KernelPlan, resources: Any) -> str:
     """For a file's head: the target, the types and sizes, and what the compiler took, where that is known."""
     sizes = f"head size {plan.head_dim}" + (f" and {plan.head_dim_v}" if plan.head_dim_v != plan.head_dim else "")
@@ -137,7 +132,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     means = "TMA" if plan.loads == "descriptor" else "pointers"
     reference = "the first tiles' maximum" if plan.reference == "first_tile" else "the running maximum"
     weights = reference if normaliser(spec).has_lse else "weights of the scores alone"
-    made, checked = f"attncc build {spec.name}.attn --target {plan.target}", f"python {file_name(spec.name, plan)}"
+    made, checked = launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"
     return (
         *comment(text),
         f"# forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
@@ -173,7 +168,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    tables, language = tables_of(visits), LANGUAGE[plan.algorithm]
+    tables, language = tables_of(visits, spec.ragged), LANGUAGE[plan.algorithm]
 
     def lower(language: str = "tl") -> Lowering:
         known = Names(reserved() | {*names.values(), kernel})
@@ -192,8 +187,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
-    by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
-    key_mask = " & ".join(lowering.text(t, BIT_AND) for t in (by_key and [*by_key, INSIDE]))
+    key_mask = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
@@ -205,9 +199,10 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     wide = plan.int_bits == 64
     check = dense_check(prepared(spec), names)
     return KernelView(
-        kernel=kernel, banner=tuple(banner), docstring=launch.docstring(plan, rule.has_lse),
-        softmax=policy(rule), has_lse=rule.has_lse, kv=plan.loads, seq="fixed", align=spec.align,
-        together=plan.together, other_file=file_name(spec.name, replace(plan, any_stride=True)),
+        kernel=kernel, banner=tuple(banner), docstring=launch.docstring(spec, plan, rule.has_lse),
+        softmax=policy(rule), has_lse=rule.has_lse, kv=plan.loads, seq="ragged" if spec.ragged else "fixed",
+        align=spec.align, together=plan.together,
+        other_file=launch.file_name(spec.name, replace(plan, any_stride=True)),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
         forward_arguments=launch.forward_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
@@ -228,6 +223,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
     )  # fmt: skip
+
+
+def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> str:
+    """What keys alone decide; that they lie in the sequence too, behind whose last TMA goes on into the next one."""
+    by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+    follows = spec.ragged and plan.loads == "descriptor"
+    return " & ".join(lowering.text(t, BIT_AND) for t in (*by_key, INSIDE) if by_key or follows)
 
 
 def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...]]:

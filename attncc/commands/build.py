@@ -10,7 +10,16 @@ from typing import Any
 import click
 
 from attncc.commands.console import Progress, count, progress, say, say_json, table, tell, warn
-from attncc.commands.options import FILE, json_option, request, shape_option, target_option, targets_of, values_of
+from attncc.commands.options import (
+    FILE,
+    json_option,
+    layout_option,
+    request,
+    shape_option,
+    target_option,
+    targets_of,
+    values_of,
+)
 from attncc.errors import AttnError, EnvironmentFault, SpecError
 from attncc.pipeline import Built, Kernel, Request, build
 
@@ -20,11 +29,12 @@ HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)"
 @click.command("build", short_help="Write kernel files, compiled for their targets")
 @click.argument("specs", nargs=-1, required=True, type=FILE, metavar="SPEC...")
 @target_option
+@layout_option
 @shape_option
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for the files; left out: ./NAME/ for each spec.")
 @json_option
 def command(
-    specs: tuple[str, ...], targets: tuple[str, ...], shape: dict[str, int], dtype: str | None,
+    specs: tuple[str, ...], targets: tuple[str, ...], layout: str | None, shape: dict[str, int], dtype: str | None,
     assigned: tuple[tuple[str, Any], ...], out: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
@@ -35,11 +45,12 @@ def command(
 
     \b
         attncc build causal.attn --target sm_90
+        attncc build causal.attn --target sm_90 --layout ragged
         attncc build specs/*.attn --target sm_90 --target gfx942 --out kernels
         attncc build chunked.attn --set chunk=4096 --shape heads=32,kv_heads=8,head_dim=64 --json
     """
     values, wanted = values_of(assigned), targets_of(targets)
-    made = _build_all([partial(request, path, goal, shape, dtype, values) for path in specs for goal in wanted])
+    made = _build_all([partial(request, path, goal, shape, dtype, values, layout) for path in specs for goal in wanted])
     files = _destinations(made, out)
     _write(files)
     for built, asked in made:

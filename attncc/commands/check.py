@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from attncc.commands.console import progress, say, say_json, table
-from attncc.commands.options import FILE, Assignment, json_option, read_spec, shown, values_of
+from attncc.commands.options import FILE, Assignment, json_option, layout_option, read_spec, shown, values_of
 from attncc.errors import CheckError, EnvironmentFault
-from attncc.pipeline import RequestError, refuse
+from attncc.pipeline import RequestError, laid_out, refuse
 
 if TYPE_CHECKING:
     from attncc.runtime.check import Report, Row
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds", type=click.IntRange(1, 1000), help="How many streams of random calls; left out: the usual few."
 )
+@layout_option
 @click.option("--differences", is_flag=True, help="Compare gradients with finite differences too.")
 @click.option("--set", "assigned", type=Assignment(), multiple=True, help="Pin a scalar parameter. Repeatable.")
 @json_option
 def command(
-    spec: str, device: str, seeds: int | None, differences: bool, assigned: tuple[tuple[str, Any], ...], as_json: bool
+    spec: str, device: str, seeds: int | None, layout: str | None, differences: bool,
+    assigned: tuple[tuple[str, Any], ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Call SPEC's program with random inputs of many shapes, types and strides, and compare with float64.
 
-    Output, lse and every gradient; exit 4 where a call is off by more than its bound.
+    Output, lse and every gradient; exit 4 where a call is off by more than its bound. With --layout ragged the calls
+    are of packed sequences, which lie between others of other lengths.
 
     \b
         attncc check causal.attn
@@ -55,7 +59,7 @@ def command(
         from attncc.runtime.check import SEEDS, check
 
         streams = SEEDS if seeds is None else tuple(range(seeds))
-        report = check(parsed.spec, device, seeds=streams, values=values.scalars, differences=differences)
+        report = check(_spec(parsed, layout), device, seeds=streams, values=values.scalars, differences=differences)
     if as_json:
         say_json(report.to_json())
     else:
@@ -63,6 +67,11 @@ def command(
     if not report.passed:
         failed = sum(not row.passed for row in report.rows)
         raise CheckError(f"{failed} of {len(report.rows)} calls of {report.name} on {device} are wrong")
+
+
+def _spec(parsed: Any, layout: str | None) -> Any:
+    """The spec with the layout asked for; its tensors stay as they are written, for the reference."""
+    return replace(parsed.spec, layout=laid_out(parsed, layout).spec.layout)
 
 
 def _check_values(parsed: Any, given: dict[str, Any]) -> None:

@@ -116,6 +116,13 @@ def target_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def layout_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--layout", type=click.Choice(("dense", "ragged")),
+        help="How q, k and v lie: ragged is for sequences packed one behind another. Left out: the spec's own.",
+    )(command)  # fmt: skip
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="The same facts as one JSON document.")(command)
 
@@ -150,11 +157,13 @@ def shown(path: str) -> str:
     return "<stdin>" if path == "-" else click.format_filename(path)
 
 
-def request(path: str, target: str, shape: dict[str, int], dtype: str | None, values: Values) -> Request:
+def request(
+    path: str, target: str, shape: dict[str, int], dtype: str | None, values: Values, layout: str | None = None
+) -> Request:
     """What the options ask of one spec's file."""
     return Request(
         text=read_spec(path), filename=shown(path), target=target, sizes=tuple(sorted(shape.items())), dtype=dtype,
-        values=tuple(sorted(values.scalars.items())),
+        values=tuple(sorted(values.scalars.items())), layout=layout,
     )  # fmt: skip
 
 

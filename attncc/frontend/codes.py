@@ -57,6 +57,7 @@ CODES: dict[str, str] = {
     "E605": "default does not fit",
     "E606": "grad does not fit",
     "E607": "sorted does not fit",
+    "E608": "tensor without a packed form",
     # settings
     "E701": "unknown setting",
     "E702": "setting or block given twice",

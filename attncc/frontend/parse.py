@@ -12,6 +12,7 @@ from attncc.frontend.report import Report, span_of
 from attncc.frontend.rules.context import Context
 from attncc.frontend.rules.lints import lint
 from attncc.frontend.rules.names import check_shape
+from attncc.frontend.rules.packed import check_packed
 from attncc.frontend.rules.params import read_params
 from attncc.frontend.rules.settings import read_settings
 from attncc.frontend.rules.statements import read_statements
@@ -41,6 +42,8 @@ def parse(text: str, filename: str = "<spec>") -> Parsed:
     context = Context(report)
     block = _the_attention(draft, report, lexed.end)
     spec = _spec(block, draft, context) if block is not None else None
+    if spec is not None and spec.ragged:
+        check_packed(spec, context.spans, report)
     if report.errors or spec is None:
         raise SpecError(report.sorted_errors(), text, filename)
     lint(spec, context)

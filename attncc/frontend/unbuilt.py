@@ -50,6 +50,9 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
 
 def _memory(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
     layout = parsed.spec.layout
+    if (layout.q == "ragged") != (layout.kv == "ragged") and "paged" not in layout.kv:
+        axis, other = ("q", "kv") if layout.q == "ragged" else ("kv", "q")
+        yield "N103", f"layout.{axis}", f"layout {axis} ragged beside {other} {getattr(layout, other)}"
     for axis in ("q", "kv", "v"):
         form, _, element = str(getattr(layout, axis)).partition(", ")
         if form.partition("(")[0] not in built.LAYOUT[axis]:

@@ -66,6 +66,7 @@ class KernelPlan:
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
+    layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ

@@ -134,6 +134,19 @@ class AttentionSpec:
         return tuple(p for p in self.params if p.is_tensor)
 
     @property
+    def ragged(self) -> bool:
+        """Whether a call's sequences lie packed one behind another, told apart by where each starts."""
+        return self.layout.q == "ragged"
+
+    def packed_axis(self, p: Param) -> str:
+        """The axis, row or k, of a tensor whose sequences lie packed along it, so that no axis b is stored; else ""."""
+        return next((str(a) for a in p.axes if a in ("row", "k")), "") if self.ragged and "b" in p.axes else ""
+
+    def stored_axes(self, p: Param) -> tuple[str | int, ...]:
+        """The axes of the tensor that a call passes."""
+        return tuple(a for a in p.axes if a != "b") if self.packed_axis(p) else p.axes
+
+    @property
     def free_axes(self) -> tuple[str, ...]:
         """Names of the free axes, each once, in the order of the text."""
         return tuple(dict.fromkeys(a for p in self.tensors for a in p.free_axes))

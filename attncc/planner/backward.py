@@ -132,4 +132,5 @@ def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
         head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
         int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
         gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), direction="backward",
+        layout="ragged" if spec.ragged else "dense",
     )  # fmt: skip

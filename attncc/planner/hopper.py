@@ -42,6 +42,8 @@ def unfit(spec: AttentionSpec, visits: Visits | None) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can. `visits` is of rows."""
     if spec.softmax.policy not in SOFTMAX:
         return f"fa3 does not know softmax {spec.softmax.policy}"
+    if spec.ragged:
+        return "fa3 does not know packed sequences"
     if any("k" in names(t) and not names(t) & ROWS for m in spec.masks for t in _terms(m)):
         return "fa3 multiplies values as they lie in memory, and the mask leaves out keys whose values may be anything"
     if visits is None:

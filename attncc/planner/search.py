@@ -160,7 +160,8 @@ def _candidates(
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
                 max_registers=cap, reference=reference, any_stride=any_stride, classed=_classed(visits),
-                key_mask=has_key_mask(spec),
+                key_mask=has_key_mask(spec) or (spec.ragged and loads == "descriptor"),
+                layout="ragged" if spec.ragged else "dense",
             )  # fmt: skip
             read = reads[shared_memory.matrix_unit(plan, target) == "tcgen05"]
             yield replace(

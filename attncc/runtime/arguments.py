@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,15 +36,19 @@ class Sizes:
     free: Mapping[str, int]
 
 
-def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
-    """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v], one dtype, one device. TypeError or ValueError."""
+FORMS = {"q": "[B, H, Q, D]", "k": "[B, H_kv, K, D]", "v": "[B, H_kv, K, D_v]"}
+PACKED_FORMS = {"q": "[total_q, H, D]", "k": "[total_k, H_kv, D]", "v": "[total_k, H_kv, D_v]"}
+
+
+def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) -> None:
+    """Of FORMS, or PACKED_FORMS: one dtype, one device. TypeError or ValueError."""
+    forms, length = (PACKED_FORMS, 0) if packed else (FORMS, 2)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, and is {_a(type(x).__name__)}")
         _check_dense(name, x)
-        if x.dim() != 4:
-            form = "[B, H, Q, D]" if name == "q" else "[B, H_kv, K, D]" if name == "k" else "[B, H_kv, K, D_v]"
-            raise ValueError(f"{name} must be {form}, and has shape {list(x.shape)}")
+        if x.dim() != len(forms[name].split()):
+            raise ValueError(f"{name} must be {forms[name]}, and has shape {list(x.shape)}")
         if x.dtype != q.dtype:
             raise TypeError(f"{name} must have the dtype of q, {q.dtype}, and has {x.dtype}")
         if x.device != q.device:
@@ -55,17 +59,18 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None) -> None:
         raise TypeError(f"q must be {inputs}, as the spec's precision says, and is {q.dtype}")
     if q.dtype == torch.float64 and q.device.type != "cpu":
         raise TypeError("q is float64: only the CPU program takes that")
-    _same("batch size B", q, k, v, axis=0, others=("k", "v"))
+    if not packed:
+        _same("batch size B", q, k, v, axis=0, others=("k", "v"))
     _same("number of heads H_kv", k, v, axis=1, first="k", others=("v",))
-    _same("head size D", q, k, axis=3, others=("k",))
-    _same("length K", k, v, axis=2, first="k", others=("v",))
+    _same("head size D", q, k, axis=-1, others=("k",))
+    _same("length total_k" if packed else "length K", k, v, axis=length, first="k", others=("v",))
     heads, kv_heads = q.shape[1], k.shape[1]
     if (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(f"k must have a number of heads that divides q's {heads}, and has {kv_heads}")
-    if not q.shape[3] >= 1 or not v.shape[3] >= 1:
-        raise ValueError(f"head sizes must be at least 1: D is {q.shape[3]}, D_v is {v.shape[3]}")
-    if max(q.shape[2], k.shape[2]) > LONGEST:
-        raise ValueError(f"lengths must be below 2^31: Q is {q.shape[2]}, K is {k.shape[2]}")
+    if not q.shape[-1] >= 1 or not v.shape[-1] >= 1:
+        raise ValueError(f"head sizes must be at least 1: D is {q.shape[-1]}, D_v is {v.shape[-1]}")
+    if max(q.shape[length], k.shape[length]) > LONGEST:
+        raise ValueError(f"lengths must be below 2^31: {q.shape[length]} rows of q, {k.shape[length]} keys")
 
 
 def _check_dense(name: str, x: torch.Tensor) -> None:
@@ -103,14 +108,19 @@ def declaration(p: Param) -> str:
 
 
 def check_tensors(
-    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
-) -> Sizes:
-    """Element types, devices, ranks and extents of tensor parameters; free axes agree wherever they stand."""
-    (b_len, h_len, q_len, d), (h_kv_len, k_len) = q.shape, k.shape[1:3]
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any],
+    sequences: int | None = None,
+) -> Sizes:  # fmt: skip
+    """Element types, devices, ranks and extents of tensor parameters; free axes agree wherever they stand.
+
+    `sequences`: so many are packed; their lengths are then those of all together."""
+    length, rows, keys = (2, "Q", "K") if sequences is None else (0, "total_q", "total_k")
+    b_len, q_len, k_len = q.shape[0] if sequences is None else sequences, q.shape[length], k.shape[length]
     extents: dict[str, tuple[int, str]] = {
-        "b": (b_len, "B"), "h": (h_len, "H"), "h_kv": (h_kv_len, "H_kv"), "row": (q_len, "Q"), "k": (k_len, "K"),
+        "b": (b_len, "B"), "h": (q.shape[1], "H"), "h_kv": (k.shape[1], "H_kv"), "row": (q_len, rows),
+        "k": (k_len, keys),
     }  # fmt: skip
-    for p in spec.tensors:
+    for p in (replace(p, axes=spec.stored_axes(p)) for p in spec.tensors):
         x = given[p.name]
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {_a(type(x).__name__)}")
@@ -129,7 +139,7 @@ def check_tensors(
     for axis in sorted(divisors(spec) & set(free)):
         if free[axis] < 1:
             raise ValueError(f"the axis {axis} divides, so that it must be at least 1 long, and is {free[axis]}")
-    return Sizes(b_len, h_len, h_kv_len, q_len, k_len, d, v.shape[3], free)
+    return Sizes(b_len, q.shape[1], k.shape[1], q_len, k_len, q.shape[-1], v.shape[-1], free)
 
 
 def _check_axis(p: Param, i: int, axis: str | int, extent: int, extents: dict[str, tuple[int, str]]) -> None:

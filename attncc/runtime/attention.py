@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,7 @@ class Attention:
         if ready is None:
             ready = self._prepare(signature, q, k, v, given)
         if validate:
-            arguments.check_sorted(self.spec, given)
+            self._validate(q, k, given)
         if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
             return autograd.record(self, ready, q, k, v, given)
         values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
@@ -167,10 +167,47 @@ class Attention:
         with torch.cuda.device(ready.device):
             return launch(q, k, v, **values)
 
+    def varlen(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor | None = None, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        return_lse: bool = False, validate: bool = False, deterministic: bool | None = None, **given: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Sequences of different lengths, packed one behind another: q [total_q, H, D], k [total_k, H_kv, D],
+        v [total_k, H_kv, D_v] of one dtype, any strides; parameters by name.
+
+        Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] and the keys cu_seqlens_k[i] to
+        cu_seqlens_k[i + 1]: int32 [B + 1], on q's device, from 0 to total_q and total_k, never falling. Left out,
+        cu_seqlens_k is cu_seqlens_q. Positions, lengths, masks and alignment are each sequence's own, `b` is its
+        number, and a tensor with the axes b and row (or k) comes packed along total_q (total_k), without b.
+
+        `max_seqlen_q` and `max_seqlen_k`, promises that no sequence is longer, choose a kernel for short sequences and
+        are never needed. Nothing waits for the device, unless `validate` asks to check these and what the spec
+        promises; on the CPU it is always checked.
+
+        Returns out [total_q, H, D_v], and with `return_lse` the lse [H, total_q]; the rest is as for a call of dense
+        tensors. SpecError where a tensor of the spec has no packed form.
+        """
+        given["cu_seqlens_q"] = cu_seqlens_q
+        given["cu_seqlens_k"] = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        given |= {n: x for n, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)) if x is not None}
+        return self.packed(q, k, v, return_lse=return_lse, validate=validate, deterministic=deterministic, **given)
+
+    @cached_property
+    def packed(self) -> Attention:
+        """The same attention of packed sequences: `cu_seqlens_q` and the rest are parameters by name there."""
+        from attncc.runtime.packed import Packed
+
+        return Packed(frontend.packed(self.parsed), self.consts, self.target)
+
+    def _validate(self, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
+        """What only the elements of tensors can tell; waits for the device."""
+        arguments.check_sorted(self.spec, given)
+
     def _in_graph(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The call as a node of a graph that is being made; arguments are checked where it runs."""
+        self._check_layout()
         if validate:
             raise ValueError("validate=True reads tensors, which a graph that is being made does not have yet")
         if torch.is_grad_enabled():
@@ -205,9 +242,7 @@ class Attention:
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
         """The slow way, once for a signature: every check, and the kernel found or built."""
-        arguments.check_qkv(q, k, v, self.spec.precision.inputs)
-        arguments.check_names(self.spec, given)
-        sizes = arguments.check_tensors(self.spec, q, k, v, given)
+        sizes = self._check(q, k, v, given)
         target = target_for(self.target, q)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
         shape = planner.bucket_of(Shape(
@@ -217,9 +252,9 @@ class Attention:
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
         whole = target != INTERPRETER and self._planned(place, shape, 32).choice.plan.algorithm == "fa3"
         loaded = (q, k, v) if whole else (k, v)
-        strides = [s * q.element_size() for x in loaded for s in x.stride()[:3]]
+        strides = [s * q.element_size() for x in loaded for s in x.stride()[:-1]]
         aligned = (
-            target != INTERPRETER and sizes.k_len > 0 and all(x.stride(3) == 1 for x in loaded)
+            target != INTERPRETER and k.numel() > 0 and all(x.stride(-1) == 1 for x in loaded)
             and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
         )  # fmt: skip
         launches: dict[tuple[bool, bool], Launch] = {}
@@ -240,6 +275,17 @@ class Attention:
         if signature:
             self._ready[signature] = ready
         return ready
+
+    def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
+        """The sizes of a call whose arguments are right. TypeError or ValueError."""
+        self._check_layout()
+        arguments.check_qkv(q, k, v, self.spec.precision.inputs)
+        arguments.check_names(self.spec, given)
+        return arguments.check_tensors(self.spec, q, k, v, given)
+
+    def _check_layout(self) -> None:
+        if self.spec.ragged:
+            raise TypeError(f"{self.name} has the layout ragged: call its varlen(q, k, v, cu_seqlens_q, ...)")
 
     def _fits(self, longest: int, ints: tuple[int, ...]) -> bool:
         """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""

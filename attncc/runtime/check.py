@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attncc.errors import CheckError
-from attncc.ir import AttentionSpec, Shape
+from attncc.ir import AttentionSpec, Layout, Shape
 from attncc.runtime.check_gradients import Errors, gradient_errors
 from attncc.runtime.draw import DTYPES, Draw
 from attncc.runtime.reference import (
@@ -143,6 +143,7 @@ def check(
         return _in_interpreter(spec, seeds, shapes, values, wanted)
     backward = (run is None) if gradients is None else gradients
     run = run or compiled(spec, device)
+    spec = replace(spec, layout=Layout())  # as the reference knows it
     rows = [
         call(spec, run, device, shape, dtype, layout, seed, values, backward, differences)
         for shape, dtype, layout, seed in trials(spec, device, seeds, shapes)
@@ -169,10 +170,13 @@ def compiled(spec: AttentionSpec, device: str) -> Run:
     """What a user would call: what attncc.compile makes of the spec's text."""
     from attncc import frontend
     from attncc.runtime.attention import Attention
+    from attncc.runtime.check_packed import packed
 
     parsed = frontend.parse(frontend.canonical(spec))
     frontend.refuse_unbuilt(parsed)
     attention = Attention(parsed, {}, device if device == "interpreter" else None)
+    if spec.ragged:
+        return packed(attention)
     return lambda q, k, v, **params: attention.both(q, k, v, params)
 
 

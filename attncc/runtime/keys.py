@@ -47,6 +47,7 @@ class RequestKey:
     dtype: str | None
     values: tuple[tuple[str, int | float | bool], ...]
     toolchain: Toolchain
+    layout: str | None = None
 
 
 @dataclass(frozen=True)

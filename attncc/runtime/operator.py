@@ -41,7 +41,8 @@ def attention_of(text: str, target: str) -> Attention:
     from attncc import frontend
     from attncc.runtime.attention import Attention
 
-    return Attention(frontend.parse(text), {}, target or None)
+    found = Attention(frontend.parse(text), {}, target or None)
+    return found.packed if found.spec.ragged else found
 
 
 @torch.library.custom_op("attncc::attention", mutates_args=(), schema=f"({CALL}) -> (Tensor out, Tensor lse)")
@@ -59,8 +60,10 @@ def _shapes(
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = q.shape[:3] if attention_of(spec, target).has_lse else (0,)
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(lse, dtype=dtype)
+    rows: tuple[Any, ...] = (0,)
+    if attention_of(spec, target).has_lse:  # [B, H, Q], or [H, total_q] of packed sequences
+        rows = tuple(q.shape[:-1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows, dtype=dtype)
 
 
 @torch.library.custom_op(
@@ -126,4 +129,5 @@ def _given(names: str, tensors: Sequence[Tensor], ints: Numbers, floats: Numbers
 
 def _learned(spec: AttentionSpec, names: str, tensors: Sequence[Tensor]) -> list[str]:
     """Names of the tensors that the spec gives a gradient."""
-    return [n for n in names.split(",")[: len(tensors)] if spec.param(n).grad] if names else []
+    marked = {p.name for p in spec.params if p.grad}
+    return [n for n in names.split(",")[: len(tensors)] if n in marked]

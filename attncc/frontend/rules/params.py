@@ -8,6 +8,7 @@ from lark import Token, Tree
 
 from attncc.frontend.consts import (
     BUILTIN_NAMES,
+    CALL_ARGUMENTS,
     FUNCTION_NAMES,
     MAX_AXES,
     MAX_PARAMS,
@@ -164,7 +165,7 @@ def _check_axis(token: Token, context: Context) -> bool:
         return True
     elif not check_shape(token, report):
         return False
-    elif name == "v" or name.startswith("return_") or name in ("seed", "deterministic", "validate"):
+    elif name in CALL_ARGUMENTS or name.startswith("return_"):
         report.error("E302", token, f"{quoted(name)} is an argument of every call", "choose another name")
     else:
         context.axes[name] = span_of(token)

@@ -1,0 +1,95 @@
+"""Calls of an Attention on sequences that are packed one behind another, as its `varlen` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attncc.runtime import arguments
+from attncc.runtime.attention import Attention
+
+if TYPE_CHECKING:
+    from attncc.frontend import Parsed
+
+STARTS = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
+LONGEST = {"max_seqlen_q": "cu_seqlens_q", "max_seqlen_k": "cu_seqlens_k"}
+
+
+class Packed(Attention):
+    """Takes q [total_q, H, D] and so on; `cu_seqlens_q` and `cu_seqlens_k` are parameters by name."""
+
+    def __init__(self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: Any = None) -> None:
+        """`parsed` is what frontend.packed gives."""
+        super().__init__(parsed, consts, target, tuned)
+        self._tensors = {**{name: name for name in STARTS}, **self._tensors}
+        self._same_names = False  # a call has arguments that the generated file does not take
+
+    def both(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = {**given, **{n: given[n].contiguous() for n in STARTS if isinstance(given[n], torch.Tensor)}}
+        compiling = torch.compiler.is_compiling()
+        checked = validate or (not compiling and isinstance(q, torch.Tensor) and q.device.type == "cpu")
+        return super().both(q, k, v, given, checked)
+
+    def _check_layout(self) -> None:
+        pass
+
+    def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
+        """The sizes of a call; lengths are the longest that a sequence can have."""
+        arguments.check_qkv(q, k, v, self.spec.precision.inputs, packed=True)
+        for name in STARTS:
+            _check_starts(name, given[name], q)
+        sequences = given["cu_seqlens_q"].shape[0] - 1
+        if given["cu_seqlens_k"].shape[0] - 1 != sequences:
+            found = given["cu_seqlens_k"].shape[0]
+            raise ValueError(f"cu_seqlens_k must have the length of cu_seqlens_q, {sequences + 1}, and has {found}")
+        mine = {n: x for n, x in given.items() if n not in STARTS and n not in LONGEST}
+        arguments.check_names(self.spec, mine)
+        sizes = arguments.check_tensors(self.spec, q, k, v, mine, sequences)
+        rows = _longest("max_seqlen_q", given.get("max_seqlen_q"), sizes.q_len)
+        return replace(sizes, q_len=rows, k_len=_longest("max_seqlen_k", given.get("max_seqlen_k"), sizes.k_len))
+
+    def _validate(self, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
+        ends = {"cu_seqlens_q": ("total_q", q.shape[0]), "cu_seqlens_k": ("total_k", k.shape[0])}
+        for name, (total, last) in ends.items():
+            starts = given[name].tolist()
+            if starts[0] != 0:
+                raise ValueError(f"{name} must start at 0, and starts at {starts[0]}")
+            falls = next((i for i in range(1, len(starts)) if starts[i] < starts[i - 1]), None)
+            if falls is not None:
+                before, here = starts[falls - 1 : falls + 1]
+                raise ValueError(f"{name} must not fall, and goes from {before} to {here} at index {falls}")
+            if starts[-1] != last:
+                raise ValueError(f"{name} must end at {total}, {last}, and ends at {starts[-1]}")
+        for name, of in LONGEST.items():
+            longest = int(given[of].diff().max()) if given[of].shape[0] > 1 else 0
+            if given.get(name) is not None and given[name] < longest:
+                raise ValueError(f"{name} is {given[name]}, and {of} has a sequence of {longest}")
+        super()._validate(q, k, given)
+
+
+def _check_starts(name: str, x: Any, q: torch.Tensor) -> None:
+    """What can be told of where sequences start without waiting for the device. TypeError or ValueError."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be an int32 tensor [B + 1], and is {type(x).__name__}")
+    if x.dtype != torch.int32:
+        raise TypeError(f"{name} must be int32, and is {x.dtype}")
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on the device of q, {q.device}, and is on {x.device}")
+    if x.dim() != 1 or x.shape[0] < 1:
+        raise ValueError(f"{name} must be [B + 1], and has shape {list(x.shape)}")
+
+
+def _longest(name: str, given: Any, total: int) -> int:
+    """How long a sequence can be: what the call promises, else all together."""
+    if given is None:
+        return total
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"{name} must be an int, and is {type(given).__name__}")
+    if given < 0:
+        raise ValueError(f"{name} must be at least 0, and is {given}")
+    return min(given, total)

@@ -1,0 +1,12 @@
+"""Small products gain nothing from threads, which wait for one another on a busy machine."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
