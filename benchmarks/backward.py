@@ -1,0 +1,195 @@
+"""The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
+
+    python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT] [--no-flex]
+        [--warm SECONDS] [--json NAME]
+
+For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
+autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
+10 * pairs * heads * head size / time, which is 2.5 times the forward pass. `same` tells in how many of 20 further runs
+every gradient had equal bits. Memory is the peak of a forward and a backward pass at 65536 rows beyond inputs, output
+and gradients, in bytes for each batch entry, head and row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import forward
+import peers
+import torch
+import triton
+from forward import SPECS, Row
+
+import attncc
+
+RUNS = 20
+LONG = 65536
+
+
+def learned_rows(s: int = 4096) -> list[Row]:
+    """What learns a table, and the same shape without one."""
+    shape = (4, 16, s, 128)
+    buckets = bucket_table(s)
+    table = torch.randn(32, 16, device="cuda", requires_grad=True)
+
+    def biased(x: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return x + table.double()[buckets[j - i + s], h]
+
+    return [
+        Row("learned", "full", *shape, causal=False),
+        Row("learned", "relative_bias", *shape, {"bucket_of": buckets, "table": table}, score=biased),
+    ]
+
+
+def variant_rows() -> list[Row]:
+    wanted = ("window", "alibi", "softcap", "document")
+    return [r for r in (*forward.variant_rows(), *forward.mask_rows()) if r.spec in wanted]
+
+
+MADE = {"dense": forward.dense_rows, "variants": variant_rows, "learned": learned_rows}
+
+
+def bucket_table(far: int) -> torch.Tensor:
+    """T5's 32 buckets, both directions, distances up to 128 told apart."""
+    distance = torch.arange(-far, far + 1, device="cuda")
+    size = distance.abs()
+    large = 8 + (size.clamp(min=1) / 8).log() / math.log(128 / 8) * 8
+    bucket = torch.where(size < 8, size, large.long().clamp(max=15))
+    return (bucket + 16 * (distance > 0)).to(torch.int32)
+
+
+def scaled(row: Row) -> float:
+    return 1.0 if row.spec == "relative_bias" else row.head_dim**-0.5  # T5 does not scale
+
+
+def error(row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, d_out: torch.Tensor, found: Any) -> float:
+    """The worst relative error of the gradients of q, k and v in the last head of the first batch entry."""
+    h = row.heads - 1
+    query, key, value, incoming = (x[0, h].double() for x in (q, k, v, d_out))
+    d_q, d_k, d_v = (torch.zeros_like(x) for x in (query, key, value))
+    j = torch.arange(row.length, device="cuda")[None]
+    for rows in torch.arange(row.length, device="cuda").split(1024):
+        s = (query[rows] @ key.T * scaled(row)).requires_grad_()
+        given = s if row.score is None else row.score(s, 0, torch.tensor(h, device="cuda"), rows[:, None], j)
+        if row.mask is not None:
+            given = given.masked_fill(~row.mask(0, 0, rows[:, None], j), -torch.inf)
+        p = given.softmax(-1)
+        (ds,) = torch.autograd.grad(p, s, incoming[rows] @ value.T)
+        d_v += p.detach().T @ incoming[rows]
+        d_q[rows] = ds @ key * scaled(row)
+        d_k += ds.T @ query[rows] * scaled(row)
+    pairs = zip(found[:3], (d_q, d_k, d_v), strict=True)
+    return max(((x[0, h] - want).norm() / want.norm()).item() for x, want in pairs)
+
+
+def pass_of(call: Callable[[], torch.Tensor], inputs: list[torch.Tensor], d_out: torch.Tensor) -> Callable[[], Any]:
+    """The backward pass alone of a call."""
+    out = call()
+    return lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True)
+
+
+def rivals(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, with_flex: bool) -> dict[str, Callable[[], Any]]:
+    """What the peers can do of this row; FlexAttention has no backward pass for every size."""
+    q, k, v = inputs
+    made: dict[str, Callable[[], Any]] = {}
+    if row.causal is not None:
+        for name, peer in (("cudnn", peers.cudnn), ("flash", peers.flash)):
+            made[name] = pass_of(peer(q, k, v, row.causal), inputs, d_out)
+    if with_flex and row.spec != "relative_bias":
+        try:
+            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score)[0], inputs, d_out)
+            made["flex"]()
+        except Exception as fault:  # a fault of theirs is a gap in the table, and is told
+            made.pop("flex", None)
+            print(f"{row.name}: FlexAttention fails: {str(fault).strip().splitlines()[-1][:100]}")
+    return made
+
+
+def compile_flex(part: str, index: int) -> None:
+    """FlexAttention's backward pass for one row, tuned; what it compiles stays in Triton's cache."""
+    row = MADE[part]()[index]
+    inputs, d_out = tensors(row)
+    rivals(replace(row, causal=None), inputs, d_out, True)
+
+
+def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k and v, and a gradient of the output."""
+    d_out, *inputs = (*forward.tensors(row), forward.tensors(row)[0])
+    return [x.requires_grad_() for x in inputs], d_out
+
+
+def measure(row: Row, with_flex: bool) -> dict[str, Any]:
+    inputs, d_out = tensors(row)
+    q, k, v = inputs
+    attn = attncc.load(SPECS / f"{row.spec}.attn")
+    learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    mine = pass_of(lambda: attn(q, k, v, **row.params), [*inputs, *learned], d_out)
+    found = mine()
+    off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
+    same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
+    flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
+    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, with_flex)})
+    return {
+        "row": row.name, "part": row.part, "error": off, "same": f"{same} of {RUNS}", "tflop": flops / 1e12,
+        "ms": {n: round(t, 4) for n, t in ms.items()},
+        "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
+    }  # fmt: skip
+
+
+def memory() -> float:
+    """Bytes for each batch entry, head and row of the causal spec at LONG rows."""
+    shape = (1, 8, LONG, 128)
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    d_out = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    attn = attncc.load(SPECS / "causal.attn")
+    torch.autograd.grad(attn(*inputs), inputs, d_out)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = attn(*inputs)
+    found = torch.autograd.grad(out, inputs, d_out)
+    mine = sum(x.numel() * x.element_size() for x in (out, *found))
+    return (torch.cuda.max_memory_allocated() - before - mine) / (shape[0] * shape[1] * shape[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--rows", default="dense,variants,learned")
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--json", default="backward.json")
+    parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument(
+        "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
+    )
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    wanted = options.rows.split(",")
+    rows = [(part, i, row) for part in wanted for i, row in enumerate(MADE[part]()) if options.only in row.name]
+    if options.warm and not options.no_flex:
+        peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
+    record: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": forward.ROUNDS,
+        "bytes_beyond": round(memory(), 2), "rows": [],
+    }  # fmt: skip
+    print(f"beyond inputs, output and gradients at {LONG} rows: {record['bytes_beyond']} bytes a row", flush=True)
+    for _, _, row in rows:
+        result = measure(row, not options.no_flex)
+        record["rows"].append(result)
+        shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
+        print(f"{result['row']:40s} {shown}   error {result['error']:.1e}  same {result['same']}", flush=True)
+        torch.cuda.empty_cache()
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        (Path(options.out) / options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
