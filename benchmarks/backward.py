@@ -31,16 +31,17 @@ import attncc
 
 RUNS = 20
 LONG = 65536
+FAR = 128
 
 
 def learned_rows(s: int = 4096) -> list[Row]:
     """What learns a table, and the same shape without one."""
     shape = (4, 16, s, 128)
-    buckets = bucket_table(s)
+    buckets, far = bucket_table(), FAR
     table = torch.randn(32, 16, device="cuda", requires_grad=True)
 
     def biased(x: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return x + table.double()[buckets[j - i + s], h]
+        return x + table.double()[buckets[(j - i).clamp(-far, far) + far], h]
 
     return [
         Row("learned", "full", *shape, causal=False),
@@ -56,11 +57,11 @@ def variant_rows() -> list[Row]:
 MADE = {"dense": forward.dense_rows, "variants": variant_rows, "learned": learned_rows}
 
 
-def bucket_table(far: int) -> torch.Tensor:
-    """T5's 32 buckets, both directions, distances up to 128 told apart."""
-    distance = torch.arange(-far, far + 1, device="cuda")
+def bucket_table() -> torch.Tensor:
+    """T5's 32 buckets, both directions; from FAR on all distances are in the last."""
+    distance = torch.arange(-FAR, FAR + 1, device="cuda")
     size = distance.abs()
-    large = 8 + (size.clamp(min=1) / 8).log() / math.log(128 / 8) * 8
+    large = 8 + (size.clamp(min=1) / 8).log() / math.log(FAR / 8) * 8
     bucket = torch.where(size < 8, size, large.long().clamp(max=15))
     return (bucket + 16 * (distance > 0)).to(torch.int32)
 

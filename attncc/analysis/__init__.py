@@ -1,5 +1,6 @@
 """What follows from a spec: the tiles that its mask visits, proofs, counts, widths of integers."""
 
+from attncc.analysis.alike import alike_visits
 from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs, tile_counts
 from attncc.analysis.derivative import derivative, ungradable
 from attncc.analysis.evaluate import Env, evaluate
@@ -16,6 +17,7 @@ __all__ = [
     "Proved",
     "Prover",
     "Widths",
+    "alike_visits",
     "balance",
     "derivative",
     "empty_row_count",

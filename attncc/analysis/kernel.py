@@ -38,11 +38,16 @@ def kernel_visits(spec: AttentionSpec, outer: str = "q", forward: bool = False) 
     listed = forward and not spec.ragged and reads_blocks(spec, found)
     if not listed and len(found.lets) <= LONGEST:
         return pruned(replace(found, must=None)) if forward and found.full else found
+    return pruned(replace(found, masked=(every_tile(spec, outer),), full=(), listed=listed))
+
+
+def every_tile(spec: AttentionSpec, outer: str) -> Segment:
+    """All tiles of the inner side."""
     inner, size = ("k_len", "TILE_K") if outer == "q" else ("q_len", "TILE_Q")
     called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
     tile = Var(called[size], "int")
     end = Op("//", (Op("-", (Op("+", (Var(inner, "int"), tile), "int"), Const(1)), "int"), tile), "int")
-    return pruned(replace(found, masked=(Segment(Const(0), end),), full=(), listed=listed))
+    return Segment(Const(0), end)
 
 
 def reads_blocks(spec: AttentionSpec, v: Visits) -> bool:

@@ -16,6 +16,7 @@ from attncc.analysis import nonnegative
 from attncc.analysis.derivative import ZERO, derivative, multiply
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
+from attncc.codegen.backward_alike import Alike, alike
 from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
 from attncc.codegen.backward_collect import Collected, collected
 from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, pairs, row_lines
@@ -91,6 +92,7 @@ class PassView:
     product: bool = False
     weight: str = ""
     chain: tuple[str, ...] = ()
+    alike: Alike | None = None  # takes the place of pair_lines and score_lines, and goes on where the chain ends
     mask_lines: tuple[str, ...] = ()
     mask: str = ""
     key_mask: str = ""
@@ -188,10 +190,16 @@ def backward_view(
         target=plan.target, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
         helpers=frozenset(h for p in passes for h in p.helpers),
-        tallies=frozenset({"table": "tally", "row_table": "tally_rows"}[s.kind] for s in make.sites
-                          if s.kind in ("table", "row_table")),
+        tallies=_tallies(make.sites, passes),
         tma=any(p.tma for p in passes), together=plan.together,
     )  # fmt: skip
+
+
+def _tallies(found: Sequence[Site], passes: Sequence[PassView]) -> frozenset[str]:
+    """The helpers that sort values into tables."""
+    called = {"table": "tally", "row_table": "tally_rows"}
+    same = any("tally_one(" in line for p in passes if p.alike is not None for line in p.alike.chain_one)
+    return frozenset({called[s.kind] for s in found if s.kind in called} | ({"tally_one"} if same else set()))
 
 
 class Builder:
@@ -239,6 +247,8 @@ class Builder:
         lowering = lower()
         scale, folds = self._scale(lowering)
         found = pairs(lowering, mine, "exponent" if folds else "LOG2E")
+        same, visits = alike(lowering, mine, "exponent" if folds else "LOG2E", found, visits) or (None, visits)
+        found = found if same is None else replace(found, lines=(), scores=(), chain=same.chain)
         sums = _begin(lowering, mine, which), _end(lowering, mine)
         key_lines = lowering.take("key")
         pair_lines = (*found.lines, *lowering.take("pair"))
@@ -257,6 +267,7 @@ class Builder:
             scale_lines=scale, scale_first=not folds, weighing=found.weighing, statistics=normaliser(spec).has_lse,
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
+            alike=same,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
             slots=any(s.kind == "table" for s in mine),
             begin_lines=sums[0], end_lines=sums[1],

@@ -182,6 +182,9 @@ def _add(lowering: Lowering, site: Site, e: Expr, wild: bool, none: str = "p == 
             return [f"{site.name} += {_safe(lowering, e, wild, none)}"]
         value = f"({_safe(lowering, e, wild, none)}).to({site.pointer}.dtype.element_ty)"
         return [f"tl.store({cell_pointer(lowering, site)}, {value}, {cell_inside(lowering, site)})"]
+    if site.kind == "alike":
+        within = " & ".join(_inside(lowering, site)) or "True"
+        return [f"tally_one({site.pointer} + {table_cell(lowering, site)}, {_safe(lowering, e, wild, none)}, {within})"]
     inside = " & ".join(["(row < q_len)", "(k < k_len)", *_inside(lowering, site)])
     value = _safe(lowering, e, wild, none)
     return [f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {value}, {inside})"]

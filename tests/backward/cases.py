@@ -60,6 +60,11 @@ def table(name: str, params: str, index: str, make: Make, **more: int) -> Case:
     return Case(name, f"attention {name}({params}) {{ score s + {index} mask k <= q }}", make, **more)
 
 
+CLAMPED = """attention clamped(t: f32[n, h] grad) {
+    score s + t[min(max(q - k, -3), 4) + 3, h]
+    mask k - q < 40
+}"""
+
 QUICK = [
     Case("causal", CAUSAL),
     Case("causal_long_rows", CAUSAL, q_len=70, k_len=41, with_lse=False),
@@ -72,6 +77,7 @@ QUICK = [
     Case("sinks", "attention sinks(sinks: f32[h] grad) { mask 0 <= q - k < 5 softmax sink(sinks[h]) }",
          draw(sinks=(H,)), q_len=60, k_len=40),
     Case("relative_bias", T5, buckets),
+    Case("clamped", CLAMPED, draw(t=(9, H)), q_len=90, k_len=130),
     Case("both", BOTH, draw(c=(2, H, K))),
     Case("gates", GATES, draw(g=(2, H, Q), w=(1, K)), strided=True),
     bias("b, h, row, k", 2, 4, Q, K),

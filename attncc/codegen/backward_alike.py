@@ -1,0 +1,105 @@
+"""Scores that read tensors at a clamped distance: far from the diagonal all pairs of a tile read the same entry.
+
+Such a tile needs one load of a scalar, and one sum for the entry's gradient, where others gather and sort out a value
+for each pair. Whether a tile is one of them follows from the corners of the tile; see analysis.alike_visits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from attncc.analysis import alike_visits
+from attncc.codegen.backward_pairs import Pairs, pairs
+from attncc.codegen.backward_sites import Site
+from attncc.codegen.loops import local_names
+from attncc.codegen.lower import Lowering, level
+from attncc.ir import Expr, Op, Read, Var, Visits, rewrite, walk
+
+CLAMPS = ("min", "max", "where")  # without one of these an index hardly ever stays the same over a tile
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Lines of a step: `before` the products; `one` in tiles of one entry, `many` in others; the same after `chain`."""
+
+    before: tuple[str, ...]
+    one: tuple[str, ...]
+    many: tuple[str, ...]
+    chain: tuple[str, ...]
+    chain_one: tuple[str, ...]
+    chain_many: tuple[str, ...]
+
+
+def alike(
+    lowering: Lowering, sites: Sequence[Site], unit: str, found: Pairs, visits: Visits
+) -> tuple[Alike, Visits] | None:
+    """For a kernel whose `pairs` are `found`, with the visits that tell tiles of one entry from others; None where no
+    score reads so, or the tiles are told apart by other tests."""
+    spec = lowering.spec
+    indices = tuple(dict.fromkeys(i for e in spec.scores for i in _indices(e)))
+    plain = found.score == "s" and len(found.scores) == len(spec.scores) and spec.weight is None
+    closed = bool(visits.full) and visits.may is None and visits.must is None and not visits.summaries
+    known = (
+        alike_visits(spec, visits, indices) if indices and plain and closed and all(map(_clamped, indices)) else None
+    )
+    if known is None:
+        return None
+    kept, own = dict(lowering.names), lowering.take("program")
+    lowering.names |= {**local_names(spec, visits.outer), "inner_first": "tile_first", "inner_last": "tile_last"}
+    before, values = [], {}
+    for index, value in zip(indices, known[1], strict=True):
+        name = lowering.fresh.fresh("same_index")
+        before.append(f"{name} = {lowering.text(value)}")
+        values[index] = Var(f"_{name}", "int")
+        lowering.names[f"_{name}"] = name
+    lowering.spec = replace(spec, scores=tuple(rewrite(e, values.get) for e in spec.scores))
+    same = pairs(lowering, [_site(s, values) for s in sites], unit)
+    before += lowering.take("program")
+    lowering.spec, lowering.lines["program"] = spec, list(own)
+    lowering.names.clear()
+    lowering.names |= kept
+    shared = len(_common(same.chain, found.chain))
+    rest = found.chain[shared:]
+    made = Alike(
+        tuple(before), same.scores, (*found.lines, *found.scores), found.chain[:shared], same.chain[shared:],
+        (*_needed(found.lines, rest), *rest),
+    )  # fmt: skip
+    return made, known[0]
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> tuple[str, ...]:
+    """What both begin with."""
+    return tuple(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _needed(loads: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:
+    """The statements `name = ...` whose names `users`, or those after them that are needed, hold."""
+    kept: list[str] = []
+    for line in reversed(loads):
+        name = line.partition(" = ")[0]
+        if any(name in re.findall(r"\w+", other) for other in (*kept, *users)):
+            kept.append(line)
+    return tuple(reversed(kept))
+
+
+def _indices(e: Expr) -> Iterator[Expr]:
+    """The indices of its reads of a pair's own entry that are no reads themselves."""
+    for node in walk(e):
+        if isinstance(node, Read):
+            yield from (i for i in node.indices if level(i) == "pair" and not any(isinstance(n, Read) for n in walk(i)))
+            if level(node) == "pair" and all(level(i) != "pair" for i in node.indices):
+                yield node  # at a row and a key: no clamp in it
+
+
+def _clamped(e: Expr) -> bool:
+    return any(isinstance(n, Op) and n.op in CLAMPS for n in walk(e))
+
+
+def _site(site: Site, values: dict[Expr, Var]) -> Site:
+    """The site as the tile's one entry, where it was one for each pair."""
+    at = rewrite(site.at, values.get)
+    assert isinstance(at, Read | Var)
+    return replace(site, at=at, kind="alike" if at != site.at and site.kind == "table" else site.kind)
