@@ -90,7 +90,8 @@ class PassView:
     score_lines: tuple[str, ...] = ()
     score: str = ""
     product: bool = False
-    weight: str = ""
+    weighted: str = ""  # the weights of the values, from p
+    dropout: str = ""
     chain: tuple[str, ...] = ()
     alike: Alike | None = None  # takes the place of pair_lines and score_lines, and goes on where the chain ends
     mask_lines: tuple[str, ...] = ()
@@ -117,6 +118,7 @@ class BackwardView:
     arguments: str
     free_axes: tuple[tuple[str, str], ...]
     statistics: bool
+    dropout: bool
     delta: PassView
     dkdv: PassView
     dq: PassView
@@ -183,7 +185,8 @@ def backward_view(
     return BackwardView(
         banner=banner, docstring=docstring, arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
-        statistics=statistics, delta=delta, dkdv=dkdv, dq=dq, cells=cells, passes=passes,
+        statistics=statistics, dropout=spec.dropout is not None, delta=delta, dkdv=dkdv, dq=dq, cells=cells,
+        passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
         check_arguments=call_arguments(spec, make.names), checked=", ".join(checked), elsewhere=elsewhere(plan.target),
@@ -246,8 +249,8 @@ class Builder:
 
         lowering = lower()
         scale, folds = self._scale(lowering)
-        found = pairs(lowering, mine, "exponent" if folds else "LOG2E")
-        same, visits = alike(lowering, mine, "exponent" if folds else "LOG2E", found, visits) or (None, visits)
+        found = pairs(lowering, mine, "exponent" if folds else "LOG2E", which)
+        same, visits = alike(lowering, mine, "exponent" if folds else "LOG2E", which, found, visits) or (None, visits)
         found = found if same is None else replace(found, lines=(), scores=(), chain=same.chain)
         sums = _begin(lowering, mine, which), _end(lowering, mine)
         key_lines = lowering.take("key")
@@ -264,10 +267,11 @@ class Builder:
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
         return replace(
             self._view(kernel, args, own),
-            scale_lines=scale, scale_first=not folds, weighing=found.weighing, statistics=normaliser(spec).has_lse,
+            scale_lines=scale, scale_first=not folds, weighing=found.weighing,
+            dropout="" if spec.dropout is None else lowering.text(spec.dropout), statistics=normaliser(spec).has_lse,
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
-            score_lines=found.scores, score=found.score, product=found.product, weight=found.weight, chain=found.chain,
-            alike=same,
+            score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
+            chain=found.chain, alike=same,
             mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
             slots=any(s.kind == "table" for s in mine),
             begin_lines=sums[0], end_lines=sums[1],
@@ -337,6 +341,7 @@ def _end(lowering: Lowering, mine: Sequence[Site]) -> tuple[str, ...]:
 
 def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
+    params += ["seed"] if spec.dropout is not None else []
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])
 
 

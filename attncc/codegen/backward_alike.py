@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from attncc.analysis import alike_visits
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen.backward_pairs import Pairs, pairs
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.loops import local_names
@@ -34,13 +35,14 @@ class Alike:
 
 
 def alike(
-    lowering: Lowering, sites: Sequence[Site], unit: str, found: Pairs, visits: Visits
+    lowering: Lowering, sites: Sequence[Site], unit: str, which: str, found: Pairs, visits: Visits
 ) -> tuple[Alike, Visits] | None:
     """For a kernel whose `pairs` are `found`, with the visits that tell tiles of one entry from others; None where no
     score reads so, or the tiles are told apart by other tests."""
     spec = lowering.spec
     indices = tuple(dict.fromkeys(i for e in spec.scores for i in _indices(e)))
     plain = found.score == "s" and len(found.scores) == len(spec.scores) and spec.weight is None
+    plain = plain and normaliser(spec).has_lse
     closed = bool(visits.full) and visits.may is None and visits.must is None and not visits.summaries
     known = (
         alike_visits(spec, visits, indices) if indices and plain and closed and all(map(_clamped, indices)) else None
@@ -56,7 +58,7 @@ def alike(
         values[index] = Var(f"_{name}", "int")
         lowering.names[f"_{name}"] = name
     lowering.spec = replace(spec, scores=tuple(rewrite(e, values.get) for e in spec.scores))
-    same = pairs(lowering, [_site(s, values) for s in sites], unit)
+    same = pairs(lowering, [_site(s, values) for s in sites], unit, which)
     before += lowering.take("program")
     lowering.spec, lowering.lines["program"] = spec, list(own)
     lowering.names.clear()

@@ -31,7 +31,7 @@ class Pairs:
     lines: tuple[str, ...]
     scores: tuple[str, ...]
     score: str  # the name of the last
-    weight: str
+    weighted: str  # the weights of the values
     weighing: tuple[str, ...]  # from the masked score to p
     chain: tuple[str, ...]  # from dp to ds by the scaled score
     product: bool  # the unscaled product is wanted
@@ -48,8 +48,9 @@ class _Stage:
     wild: bool  # a derivative may be infinite where p is 0
 
 
-def pairs(lowering: Lowering, sites: Sequence[Site], unit: str) -> Pairs:
-    """For one kernel: its own lowering, and the sites that it sums. `unit` brings a score to units of log 2."""
+def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> Pairs:
+    """For one kernel: its own lowering, and the sites that it sums. `unit` brings a score to units of log 2, `which` of
+    the kernels it is."""
     spec, current, rule = lowering.spec, "s", normaliser(lowering.spec)
     lowering.names |= VALUES
     stages: list[_Stage] = []
@@ -58,11 +59,23 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str) -> Pairs:
         stages.append(stage)
     weighing, through = _weights(lowering, rule, sites, current, unit)
     chain: list[str] = []
+    weighted = "p"
+    if spec.dropout is not None:
+        mine = "mine, TILE_Q, TILE_K, True" if which == "dkdv" else "tile, TILE_Q, TILE_K, False"
+        weighing = (
+            *weighing,
+            f"survives = survivors(seed, threshold, b, h, row, {mine})",
+            "p_kept = tl.where(survives, p * rescue, 0.0)",
+        )
+        weighted = "p_kept"
+        chain.append("dp = tl.where(survives, dp * rescue, 0.0)")
     if spec.weight is not None:
         for site, slope in _partials(spec.weight, sites):
             chain += _add(lowering, site, multiply(multiply(P, DP), slope), _wild(slope))
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
-    chain += [f"dp = dp * {weight}"] if weight else []
+    if weight:
+        chain.append(f"dp = dp * {weight}")
+        weighted = f"({weighted} * {weight})"
     chain += through
     none = "p == 0" if rule.has_lse else "ds == 0"
     for stage in reversed(stages):
@@ -72,8 +85,8 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str) -> Pairs:
     for site, slope in scale:
         chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), False)
     return Pairs(
-        lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weight, weighing, tuple(chain),
-        bool(scale),
+        lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weighted, weighing,
+        tuple(chain), bool(scale),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class CpuView:
     pair: list[str]  # for each tile of keys
     mask: list[str]  # for those that are masked
     weight: list[str]
+    dropout: str  # the probability
     gain: str  # the name of the weight's value; empty without one
     check: DenseCheck
     tile_q: int
@@ -68,6 +69,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     scale, start, pair = tiles.scale(), tiles.start(), tiles.scores()
     stages, weight, mask = tiles.stages(pair), tiles.weight(pair), tiles.masks()
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
+    dropout = "" if spec.dropout is None else tiles.text(spec.dropout, [])
     helpers = {"copy", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
     return CpuView(
         comment=[
@@ -97,6 +99,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         pair=pair,
         mask=mask,
         weight=weight,
+        dropout=dropout,
         gain=tiles.gain,
         check=check,
         tile_q=plan.tile_q,
@@ -114,6 +117,7 @@ def policy(normaliser: Normaliser) -> str:
 def uses(spec: AttentionSpec) -> frozenset[str]:
     """Built-in names that the lines of a spec read."""
     found = {n for e in expressions(spec) for n in names(e)}
+    found |= {"b", "h", "row", "k"} if spec.dropout is not None else set()
     more = {"h": {"h_kv"} & found, "row": {"q"} & found}
     return frozenset(found | {n for n, because in more.items() if because})
 
@@ -125,4 +129,4 @@ def _arguments(spec: AttentionSpec, spelled: Mapping[str, str]) -> list[str]:
     for p in reversed(spec.params):
         behind = behind and p.default is not None
         made.append(f"{spelled[p.name]}={p.default!r}" if behind else spelled[p.name])
-    return made[::-1]
+    return made[::-1] + (["*", "seed"] if spec.dropout is not None else [])

@@ -59,6 +59,7 @@ class CpuBackwardView:
     stages: list[str]  # from the scores to p
     weight: list[str]  # parameters of the weight, then dp by the unweighted p
     weighted: str  # the name of weight * p
+    dropout: str  # the probability
     chain: list[str]  # back through the scores, parameters on the way
     sink: list[str]  # for each tile of rows
     scaling: list[str]
@@ -116,7 +117,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         programs=ranges.programs, align=spec.align, position=check.position,
         uses=uses(spec), scale=scale, is_masked=ranges.is_masked, call=free_axes(spec, spelled),
         summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, tile_class=ranges.tile_class,
-        softmax=policy(low.normaliser),
+        softmax=policy(low.normaliser), dropout="" if spec.dropout is None else low.text(spec.dropout, []),
         lse_words="lse and its\n    d_lse [B, H, Q], or None" if low.normaliser.has_lse else "no lse",
         pair=pair, mask=mask, stages=stages, weight=weight, weighted="weighted" if spec.weight is not None else "p",
         chain=[*through, *chain],
@@ -288,5 +289,6 @@ def _typed(name: str, p: Param, spelled: Mapping[str, str]) -> str:
 
 def _signature(spec: AttentionSpec, spelled: Mapping[str, str]) -> str:
     params = [spelled[p.name] + ("" if p.default is None else f"={p.default!r}") for p in spec.params]
+    params += ["seed"] if spec.dropout is not None else []
     params = [*launch.starts(spec), *params]
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])

@@ -237,5 +237,5 @@ def bit_extent(axis: str | int, spelled: Mapping[str, str]) -> str:
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
     """Every expression of a spec but its lets, which are inlined in the others."""
-    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight)
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight, spec.dropout)
     return [e for e in several if e is not None]

@@ -94,6 +94,7 @@ def _options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 def forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
     """Tensors by position, parameters by name."""
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
+    params += ["seed"] if spec.dropout is not None else []
     return ", ".join(["q", "k", "v", *starts(spec), *(["*", *params] if params else [])])
 
 

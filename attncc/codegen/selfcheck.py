@@ -12,12 +12,14 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
 HELPER_ORDER = (
-    "copy", "not_finite", "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan", "where", "floor",
-    "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt",
+    "copy", "not_finite", "survivors", "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
+    "where", "floor", "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh",
+    "sigmoid", "sqrt",
 )  # fmt: skip
 BARE = {
     "copy",
     "not_finite",
+    "survivors",
     "tensor",
     "real",
     "read",
@@ -26,6 +28,7 @@ BARE = {
     "tile_ends",
     "tile_scan",
 }  # these call no `tensor`
+SEED = 1  # of dropout in the file's own check
 SIZES = {"b": 2, "h": 4, "h_kv": 2, "row": 300, "k": 331}  # of the file's own check; the template has them too
 SPANS = {"row": "q_span", "k": "k_span"}  # what the templates call where a sequence lies
 TORCH_TYPES = {
@@ -54,13 +57,14 @@ def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
     lines = [*free_axes(spec, spelled), *_dense(low)]
     return DenseCheck(
         samples=[f"{spelled[p.name]} = {_sample(spec, p)}" for p in spec.params],
-        arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params),
+        arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params)
+        + (f", seed={SEED}" if spec.dropout is not None else ""),
         has_lse=low.normaliser.has_lse,
         names="".join(f", {spelled[p.name]}" for p in spec.params),
         parts="".join(f", {of_sequence(spec, p, spelled[p.name])}" for p in spec.params),
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
         lines=lines,
-        helpers=frozenset(low.printer.helpers),
+        helpers=frozenset(low.printer.helpers | ({"survivors"} if spec.dropout is not None else set())),
     )
 
 
@@ -110,8 +114,16 @@ def _dense(low: CpuLowering) -> list[str]:
         *mask,
         *weights,
         *weight,
+        *_dropped(low),
         "want = p @ V.double().repeat_interleave(group, 1)",
     ]
+
+
+def _dropped(low: CpuLowering) -> list[str]:
+    if low.spec.dropout is None:
+        return []
+    text = low.text(low.spec.dropout, low.program)
+    return [f"drop = float({text})", f"p = torch.where(survivors({SEED}, drop, b, h, row, k), p / (1.0 - drop), 0.0)"]
 
 
 def _exponential(low: CpuLowering) -> list[str]:

@@ -56,6 +56,8 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     lengths = ("total_q", "total_k") if spec.ragged else ("q_len", "k_len")
     for name in (*lengths, "b_len", "h_len", "group", "together"):
         made.append(Argument(name, "i32", "scalar", "call", name))
+    if spec.dropout is not None:
+        made.append(Argument("seed", "i64", "scalar", "call", "seed"))
     if plan.tables:
         made.append(Argument("Tables", f"*i{plan.int_bits}", "pointer", "tables", "tables"))
         made += [Argument(name, "i32", "scalar", "tables", name) for name in tile_counts(spec)]

@@ -21,7 +21,7 @@ from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import BIT_AND, TERM
-from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
+from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits
@@ -82,6 +82,7 @@ class KernelView:
     scores: tuple[str, ...]
     weight_lines: tuple[str, ...]
     weight: str
+    dropout: str  # the probability
     key_mask: str  # the part of the mask that keys alone decide
     mask_lines: tuple[str, ...]
     mask: str
@@ -146,7 +147,8 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
 
 def call_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
     """The parameters of the file's own call, tensors on its device."""
-    return "".join(f", {names[p.name]}={names[p.name]}{'.to(device)' if p.is_tensor else ''}" for p in spec.params)
+    params = "".join(f", {names[p.name]}={names[p.name]}{'.to(device)' if p.is_tensor else ''}" for p in spec.params)
+    return params + (f", seed={SEED}" if spec.dropout is not None else "")
 
 
 def elsewhere(target: str) -> str:
@@ -216,7 +218,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         weighing_lines=weighing_lines, weighing=weighing, excludes=not rule.vanishes,
         program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        key_mask=key_mask, mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
+        key_mask=key_mask, dropout="" if spec.dropout is None else lowering.text(spec.dropout),
+        mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,

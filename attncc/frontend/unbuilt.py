@@ -27,8 +27,8 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
     spec = parsed.spec
     if spec.softmax.policy not in built.SOFTMAX:
         yield "N101", "softmax", f"softmax {spec.softmax.policy}"
-    if spec.dropout is not None and not built.DROPOUT:
-        yield "N102", "dropout", "dropout"
+    if spec.dropout is not None and spec.ragged:
+        yield "N102", "dropout", "dropout of packed sequences"
     yield from _memory(parsed)
     precision = spec.precision
     if precision.inputs is not None and precision.inputs not in built.INPUTS:

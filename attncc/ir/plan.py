@@ -64,6 +64,7 @@ class KernelPlan:
     narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
     index_bytes: int = 0  # the same, of indices
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
+    dropout: bool = False  # a step draws bits for each pair
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another

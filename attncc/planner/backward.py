@@ -131,6 +131,7 @@ def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
         target="", algorithm="fa2", loop="q_outer", tile_q=0, tile_k=0, stages=0, warps=0, head_dim=shape.head_dim,
         head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
         int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
-        gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), direction="backward",
+        gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), dropout=spec.dropout is not None,
+        direction="backward",
         layout="ragged" if spec.ragged else "dense",
     )  # fmt: skip

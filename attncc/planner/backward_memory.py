@@ -33,6 +33,7 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     ahead = max(stages - 1, 1)
     pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * stages
     beside = pair + outer * inner * plan.gather_bytes * 2 + stages * inner * plan.key_bytes
+    beside += outer * inner if plan.dropout else 0  # a byte for each pair that is kept or not
     beside += ALIGNMENT if beside else 0
     rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if stages > 1 else 0
     unit = pass_unit(plan, which, target)

@@ -40,6 +40,8 @@ SCHEDULES = (
 
 def unfit(spec: AttentionSpec, visits: Visits | None) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can. `visits` is of rows."""
+    if spec.dropout is not None:
+        return "fa3 does not know dropout"
     if spec.softmax.policy not in SOFTMAX:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:

@@ -161,7 +161,7 @@ def _candidates(
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
                 max_registers=cap, reference=reference, any_stride=any_stride, classed=_classed(visits),
                 key_mask=has_key_mask(spec) or (spec.ragged and loads == "descriptor"),
-                layout="ragged" if spec.ragged else "dense",
+                layout="ragged" if spec.ragged else "dense", dropout=spec.dropout is not None,
             )  # fmt: skip
             read = reads[shared_memory.matrix_unit(plan, target) == "tcgen05"]
             yield replace(

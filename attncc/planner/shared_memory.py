@@ -87,7 +87,8 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
         out_piece=plan.tile_q * piece_v * size,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
-        passed=int(pairs * passed_bytes(plan, target)), swapped=SWAPPED * plan.warps * target.warp_size,
+        passed=int(pairs * max(passed_bytes(plan, target), FLAG if plan.dropout else 0)),
+        swapped=SWAPPED * plan.warps * target.warp_size,
     )  # fmt: skip
 
 

@@ -92,6 +92,10 @@ def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
     for name in given:
         if name in known:
             continue
+        if name == "seed":
+            if spec.dropout is not None:
+                continue
+            raise TypeError(f"{spec.name} drops nothing, and takes no seed")
         if name in RETURNS_LATER:
             raise TypeError(f"{name} is not built yet: a call returns out, and lse with return_lse=True")
         near = difflib.get_close_matches(name, known, n=1)

@@ -15,7 +15,7 @@ import torch
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments, autograd, operator, winners
+from attncc.runtime import arguments, autograd, dropout, operator, winners
 from attncc.runtime.cache import Cache
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
 from attncc.runtime.loader import load_module
@@ -125,10 +125,11 @@ class Attention:
 
         Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm,
         which a normaliser that divides by no sum of exponentials refuses.
-        `validate` checks what the spec promises of tensors (`sorted`), which waits for the device. `deterministic` is
-        accepted: both passes always are. Differentiable once by q, k, v and parameters that the spec marks `grad`, out
-        and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a gradient that the
-        spec does not give among them.
+        `seed`, of a spec with dropout, says which weights are dropped; left out, it is the next of torch's generator on
+        the CPU. `validate` checks what the spec promises of tensors (`sorted`), which waits for the device.
+        `deterministic` is accepted: both passes always are. Differentiable once by q, k, v and parameters that the spec
+        marks `grad`, out and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a
+        gradient that the spec does not give among them.
         """
         if return_lse and not self.has_lse:
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} divides by no sum, and has no lse")
@@ -141,6 +142,8 @@ class Attention:
         """out and lse of a call; the lse is empty where the normaliser has none."""
         if torch.compiler.is_compiling():
             return self._in_graph(q, k, v, given, validate)
+        if self.spec.dropout is not None:
+            given = {**given, "seed": dropout.seed_of(given)}
         try:
             signature = (  # devices whole: the index alone takes a meta tensor for one on the CPU
                 q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
@@ -154,11 +157,13 @@ class Attention:
             signature, ready = (), None
         if ready is None:
             ready = self._prepare(signature, q, k, v, given)
+        if self.spec.dropout is not None:
+            dropout.check_probability(self.spec, q, k, given)
         if validate:
             self._validate(q, k, given)
         if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
             return autograd.record(self, ready, q, k, v, given)
-        values, narrow = self._values(ready, given) if self._scalars else (self._renamed(given), ready.narrow)
+        values, narrow = self._values(ready, given)
         pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.whole else 0)
         aligned = ready.aligned and pointers % TMA_BYTES == 0
         launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
@@ -197,7 +202,9 @@ class Attention:
         """The same attention of packed sequences: `cu_seqlens_q` and the rest are parameters by name there."""
         from attncc.runtime.packed import Packed
 
-        return Packed(frontend.packed(self.parsed), self.consts, self.target)
+        parsed = frontend.packed(self.parsed)
+        pipeline.refuse(parsed)
+        return Packed(parsed, self.consts, self.target)
 
     def _validate(self, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
         """What only the elements of tensors can tell; waits for the device."""
@@ -212,6 +219,8 @@ class Attention:
             raise ValueError("validate=True reads tensors, which a graph that is being made does not have yet")
         if torch.is_grad_enabled():
             autograd.refuse_ungiven(self.spec, given)
+        if self.spec.dropout is not None and given.get("seed") is None:
+            given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64)}
         return operator.call(self, q, k, v, given)
 
     def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:
@@ -220,12 +229,10 @@ class Attention:
         signature = ("ready", *given, *((x.shape, x.stride(), x.dtype, x.device) for x in several))
         return self._ready.get(signature) or self._prepare(signature, q, k, v, given)
 
-    def _renamed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Tensor parameters by their names in the generated file."""
-        return given if self._same_names else {spelled: given[name] for name, spelled in self._tensors.items()}
-
-    def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
+        if self._same_names and not self._scalars:
+            return given, ready.narrow
         values = {spelled: given[name] for name, spelled in self._tensors.items()}
         ints: tuple[int, ...] = ()
         for name, spelled, plain, p, divides in self._scalars:
@@ -238,6 +245,8 @@ class Attention:
                     value = min(max(value, bounds[0]), bounds[1])
                 ints += (value,)
             values[spelled] = value
+        if "seed" in given:
+            values["seed"] = given["seed"]
         return values, ready.narrow and (not ints or ready.fits(ints))
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
@@ -312,6 +321,8 @@ class Attention:
 
         `ready` is that of the same q, k, v and parameters, which `given` has by name.
         """
+        if self.spec.dropout is not None:
+            given = {**given, "seed": dropout.seed_of(given)}
         values, narrow = self._values(ready, given)
         launch = ready.backward(narrow)
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():

@@ -32,6 +32,7 @@ from attncc.runtime.reference import (
     reference,
     scores,
     undivided,
+    weighed,
     weighted_values,
 )
 
@@ -265,8 +266,7 @@ def unfused(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mappin
         p = torch.where(keep, to(torch.exp(s - lse[..., None])), 0.0)
     else:
         p = torch.where(keep, to(undivided(spec, s, env)), 0.0)
-    if spec.weight is not None:
-        p = torch.where(keep, to(p * evaluate(spec.weight, env)), 0.0)
+    p = to(weighed(spec, p, keep, env, params))
     return to(weighted_values(p, v, keep))
 
 

@@ -38,7 +38,7 @@ def uses(spec: AttentionSpec) -> Uses:
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
     """Every expression of a spec but its lets, which are inlined in the others."""
-    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight)
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight, spec.dropout)
     return [e for e in several if e is not None]
 
 
@@ -96,8 +96,9 @@ class Draw:
         for p in self.spec.tensors:  # a packed free axis holds whole words
             if p.element == "bit" and p.axes[-1] in self.spec.free_axes:
                 sizes[str(p.axes[-1])] = WORD * self._int(1, 2)
-        return {p.name: self._tensor(p, sizes, shape).to(device) if p.is_tensor else self._scalar(p, shape)
+        made = {p.name: self._tensor(p, sizes, shape).to(device) if p.is_tensor else self._scalar(p, shape)
                 for p in self.spec.params if not p.const}  # fmt: skip
+        return made if self.spec.dropout is None else {**made, "seed": self._int(0, 2**40)}
 
     def _int(self, low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=self.generator))
@@ -105,6 +106,8 @@ class Draw:
     def _scalar(self, p: Param, shape: Shape) -> int | float:
         if p.name in self.values:
             return self.values[p.name]
+        if self.spec.dropout is not None and p.name in _names(self.spec.dropout):
+            return self._int(4, 32) / 64  # a probability
         if p.type == "float":
             return p.default if p.default is not None and self.seed % 2 else self._int(16, 96) / 64
         least = 1 if p.name in self.uses.divisors else 0

@@ -24,6 +24,7 @@ from attncc.runtime.reference import (
     reference,
     sink_of,
     undivided,
+    weighed,
     weighted_values,
 )
 
@@ -131,8 +132,8 @@ def _dense(
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
     e, lse = _weights(spec, env, s, keep)
     p = to(e)
-    if spec.weight is not None:
-        p = to(torch.where(keep, p * evaluate(spec.weight, env), 0.0))
+    if spec.weight is not None or spec.dropout is not None:
+        p = to(weighed(spec, p, keep, env, params))
     return to(weighted_values(p, v, keep)), lse, scaled, s, p
 
 

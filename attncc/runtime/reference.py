@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attncc.ir import AttentionSpec, Const, Expr, Read, Var, children, conjunction
+from attncc.runtime.dropout import survivors
 
 WORD = 32  # bits in one element of a `bit` tensor's storage
 WITHOUT_LSE = ("sigmoid", "relu", "none")
@@ -213,9 +214,19 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     keep = keep_mask(spec, env, tuple(s.shape))
     s = torch.where(keep, s, -math.inf)
     p, lse = normalised(spec, s, env)
-    if spec.weight is not None:
-        p = torch.where(s == -math.inf, 0.0, p * evaluate(spec.weight, env))
+    p = weighed(spec, p, s != -math.inf, env, params)
     return weighted_values(p, v, s != -math.inf), lse
+
+
+def weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, env: Env, params: Mapping[str, Any]) -> Tensor:
+    """What stands behind the normaliser: the spec's weight, and dropout at the seed in `params`."""
+    if spec.weight is not None:
+        p = torch.where(keep, p * evaluate(spec.weight, env), 0.0)
+    if spec.dropout is not None:
+        q = float(evaluate(spec.dropout, env))
+        at = (torch.as_tensor(env.values[name]) for name in ("b", "h", "row", "k"))
+        p = torch.where(survivors(params["seed"], q, *at), p / (1 - q), 0.0)
+    return p
 
 
 def weighted_values(p: Tensor, v: Tensor, keep: Tensor) -> Tensor:

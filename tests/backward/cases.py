@@ -82,6 +82,8 @@ QUICK = [
     Case("gates", GATES, draw(g=(2, H, Q), w=(1, K)), strided=True),
     bias("b, h, row, k", 2, 4, Q, K),
     bias("row, k", Q, K),
+    Case("dropout", "attention dropped(w: f32[k] grad) { mask k <= q weight w[k] dropout 0.25 }",
+         lambda g: {"w": torch.randn(K, generator=g), "seed": 2**50 + 3}, tiles=(64, 16)),
     Case("sigmoid", "attention weighed(e: f32[h] grad) { mask k <= q score 3 * tanh(s) softmax sigmoid(e[h]) }",
          draw(e=(H,)), with_lse=False),
     Case("rows_alone", "attention flat(t: f32[h] grad) { score t[h] * q / 9 mask k <= q }", draw(t=(H,))),
@@ -112,6 +114,8 @@ MORE = [
          draw(e=(2, H, Q))),
     Case("sink_and_score", "attention both(e: f32[h] grad) { score s * e[h] softmax sink(e[h] * e[h]) mask k <= q }",
          draw(e=(H,))),
+    Case("dropout_in_tiles", "attention dropped(t: f32[row, k] grad) { score s + t[row, k] dropout 0.25 }",
+         lambda g: {"t": torch.randn(Q, 200, generator=g), "seed": 5}, tiles=(64, 64), k_len=200),
     Case("relu", "attention ramp { mask k <= q softmax relu(2) }", with_lse=False),
     Case("relu_cubed", "attention ramp { mask abs(q - k) < 9 score s + 1 softmax relu(3) }", with_lse=False),
     Case("retention", "attention kept(g: f32[h] grad) { mask k <= q weight 1 + 0.1 * k softmax none "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attncc.ir import AttentionSpec, Const, Expr, Read, Var, children, conjunction
-from attncc.runtime.reference import DTYPES, OPERATIONS, environment, has_lse, sink_of, undivided
+from attncc.runtime.reference import DTYPES, OPERATIONS, environment, has_lse, sink_of, undivided, weighed
 
 
 def value(e: Expr, names: Mapping[str, Any], tables: Mapping[str, Tensor], bits: Mapping[str, int]) -> Tensor:
@@ -59,7 +59,7 @@ def attention(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     keep = torch.ones(s.shape, dtype=torch.bool) if mask is None else of(mask).expand(s.shape)
     if not has_lse(spec):
         p = torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0)
-        return _weighed(spec, p, keep, of) @ v, s.new_empty(0)
+        return weighed(spec, p, keep, env, params) @ v, s.new_empty(0)
     sink = sink_of(spec)
     extra = None if sink is None else of(sink).to(torch.float64).expand(*s.shape[:3], 1)
     some = keep.any(-1, keepdim=True)
@@ -71,11 +71,7 @@ def attention(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     total = e.sum(-1, keepdim=True) + (0.0 if extra is None else torch.exp(extra - top))
     lse = torch.where(total > 0, top + torch.log(torch.where(total > 0, total, 1.0)), -math.inf)
     p = e / torch.where(total > 0, total, 1.0)
-    return _weighed(spec, p, keep, of) @ v, lse[..., 0]
-
-
-def _weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, of: Callable[[Expr], Tensor]) -> Tensor:
-    return p if spec.weight is None else torch.where(keep, p * of(spec.weight), 0.0)
+    return weighed(spec, p, keep, env, params) @ v, lse[..., 0]
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:

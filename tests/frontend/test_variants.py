@@ -14,7 +14,6 @@ FILES = sorted(FOLDER.glob("*.attn"))
 NOT_YET = {
     "15_packed_cu": "N103 N103",
     "20_mla": "N103 N103",
-    "35_dropout": "N102",
     "36_fp8": "N105",
     "37_paged_int8": "N103 N104",
 }

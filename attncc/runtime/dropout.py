@@ -1,0 +1,71 @@
+"""Dropout: the seed of a call, the probability that it asks for, and the float64 reference of what is kept.
+
+Whether the weight of a pair is kept depends on (seed, b, h, row, k) alone: Philox-4x32-10 (Salmon et al. 2011,
+"Parallel random numbers: as easy as 1, 2, 3") with the seed as key and (k // 64 * 8 + k % 8, row, h, b) as counter
+gives 128 bits, 16 for each of 8 keys that stand 8 apart; it is kept where those are at least p * 65536, rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attncc import analysis
+from attncc.ir import AttentionSpec, names
+from attncc.runtime.arguments import scalar
+
+WORD = 2**32 - 1
+SEEDS = 2**63
+
+
+def seed_of(given: Mapping[str, Any]) -> int:
+    """The seed that a call gives; left out, the next one from torch's generator. TypeError, ValueError."""
+    seed = given.get("seed")
+    if seed is None:
+        return int(torch.randint(SEEDS - 1, (), dtype=torch.int64))
+    if isinstance(seed, Tensor):
+        if seed.dim() or seed.is_floating_point() or seed.is_complex() or seed.dtype == torch.bool:
+            raise TypeError(f"seed must be an int, or a 0-d tensor of one, and is {list(seed.shape)} of {seed.dtype}")
+        seed = seed.item()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, and is of type {type(seed).__name__}")
+    if not -SEEDS <= seed < SEEDS:
+        raise ValueError("seed must be a 64-bit int")
+    return seed
+
+
+def check_probability(spec: AttentionSpec, q: Tensor, k: Tensor, given: Mapping[str, Any]) -> None:
+    """ValueError where the probability that the scalars and lengths of a call lead to is not in [0, 1)."""
+    assert spec.dropout is not None
+    wanted = names(spec.dropout)
+    if not wanted:
+        return
+    values: dict[str, Any] = {"b_len": q.shape[0], "h_len": q.shape[1], "q_len": q.shape[2], "k_len": k.shape[2]}
+    for p in spec.scalars:
+        if p.name in wanted:
+            values[p.name] = scalar(p, given.get(p.name, p.default), False)
+    found = float(analysis.evaluate(spec.dropout, analysis.Env(values)))
+    if not 0.0 <= found < 1.0:
+        raise ValueError(f"the probability of dropout must lie in [0, 1), and is {found}")
+
+
+def survivors(seed: int, p: float, b: Tensor, h: Tensor, row: Tensor, k: Tensor) -> Tensor:
+    """Which weights are kept, a bool for each pair: pair by pair, by the definition."""
+    words = torch.stack(torch.broadcast_tensors(*philox(seed, k // 64 * 8 + k % 8, row, h, b)), -1)
+    which = (k // 8 % 8).expand(words.shape[:-1])
+    word = words.gather(-1, (which // 2)[..., None])[..., 0]
+    threshold = min(int(torch.tensor(p, dtype=torch.float32) * 65536.0 + 0.5), 65535)
+    return (word >> (which % 2 * 16)) % 65536 >= threshold
+
+
+def philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds of Philox-4x32 on unsigned 32-bit numbers in int64 tensors; products wrap, and keep their bits."""
+    for i in range(10):
+        key_a = ((seed & WORD) + i * 0x9E3779B9) & WORD
+        key_b = ((seed >> 32 & WORD) + i * 0xBB67AE85) & WORD
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = ((b >> 32) & WORD) ^ c1 ^ key_a, b & WORD, ((a >> 32) & WORD) ^ c3 ^ key_b, a & WORD
+    return c0, c1, c2, c3
