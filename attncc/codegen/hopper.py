@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from attncc.codegen.loops import VisitsView, Walk
-from attncc.codegen.parts import Part
+from attncc.analysis import prove
+from attncc.codegen.loops import Walk
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
-from attncc.ir import KernelPlan
+from attncc.ir import AttentionSpec, KernelPlan
 
+if TYPE_CHECKING:
+    from attncc.codegen.triton import KernelView
+
+NARROW = 64  # columns of a head for whose short products the place of waits matters
 CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
-PRODUCER_REGISTERS = 24  # of a thread; setmaxnreg takes multiples of 8
+VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
+REGISTERS_SM, GROUP_THREADS = 65536, 128
 
 
 @dataclass(frozen=True)
 class Steps:
-    """One class of tiles: how many there are, and the tile of `step`, counted from 0."""
+    """One class of tiles: how many there are, and the tile of the `nth`, counted from 0."""
 
     count: str
     tile: str
@@ -45,40 +51,44 @@ class HopperView:
     value_size: int
     arguments: str  # of the kernel, by name
     handed: str  # to the function that makes weights: what was computed for the whole tile of rows
+    tables_at: int  # the place of that argument
     masked: Steps | None
     full: Steps | None
+    ahead: bool  # the wait for the next keys ends the block of instructions that makes weights
     results: tuple[Result, ...]
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
 
 
-def hopper_view(
-    plan: KernelPlan,
-    args: Sequence[Argument],
-    visits: VisitsView,
-    lines: Iterable[str],
-    k_parts: tuple[Part, ...],
-    v_parts: tuple[Part, ...],
-) -> HopperView:
-    """`lines` are the statements of program and row, whose names the weights may use."""
+def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) -> HopperView:
+    """`view` is that of the same plan; the kernel's other values."""
+    lines = (*view.program_lines, *view.row_lines)
     names = dict.fromkeys(["b", "h", "h_kv", "row", "q", *(line.partition(" = ")[0] for line in lines)])
-    consumers = plan.tile_q // CONSUMER_ROWS
+    consumers, parts = plan.tile_q // CONSUMER_ROWS, zip(view.k_parts, view.v_parts, strict=False)
+    own = plan.max_registers - (VECTORS if plan.classed else 0)
+    left = REGISTERS_SM // GROUP_THREADS - consumers * own
     return HopperView(
-        rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=plan.max_registers,
-        producer_registers=PRODUCER_REGISTERS, queries=plan.queries,
-        key_size=plan.head_dim, value_size=plan.head_dim_v,
+        rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
+        producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
         arguments=", ".join(a.name for a in args), handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
-        masked=_steps(visits.masked, visits.jumps), full=_steps(visits.full, visits.jumps),
-        results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in zip(k_parts, v_parts, strict=False)),
-        key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
+        tables_at=next((i for i, a in enumerate(args) if a.name == "Tables"), 0),
+        masked=_steps(view.visits.masked, view.visits.jumps), full=_steps(view.visits.full, view.visits.jumps),
+        results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
+        ahead=plan.head_dim <= NARROW, key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
     )  # fmt: skip
+
+
+def tail(spec: AttentionSpec) -> str:
+    """The condition that a key exists, where the mask does not say so: no row stands behind the last key."""
+    behind = spec.align == "end" and bool(spec.masks) and prove(spec).causal == "k <= q"
+    return "" if behind else "k < k_len"
 
 
 def _steps(walk: Walk | None, jumps: bool) -> Steps | None:
     if walk is None:
         return None
     if jumps:
-        return Steps(walk.end, walk.tile)
+        return Steps(walk.end, re.sub(r"\bstep\b", "nth", walk.tile))
     begin = walk.begin if re.fullmatch(r"\w+|\d+", walk.begin) else f"({walk.begin})"
     count = walk.end if begin == "0" else f"{walk.end} - {begin}"
-    return Steps(f"gl.maximum({count}, 0)", "step" if begin == "0" else f"{begin} + step")
+    return Steps(f"gl.maximum({count}, 0)", "nth" if begin == "0" else f"{begin} + nth")

@@ -127,13 +127,13 @@ def _listed(visits: Visits, lowering: Lowering) -> VisitsView:
     """Two loops over the list of this tile, which a kernel before this one has made."""
     tables = lowering.tables
     inner = "k_tiles" if visits.outer == "q" else "q_tiles"
-    place = f"{tables.list_place} + " if tables.list_place else ""
+    place, word = f"{tables.list_place} + " if tables.list_place else "", lowering.language
     lines = (
-        f"Listed = Tables + {place}mine.to(tl.int64) * {tables.list_size}",
-        f"wholes, others = tl.load(Listed + {inner}), tl.load(Listed + {inner} + 1)",
+        f"Listed = Tables + {place}mine.to({word}.int64) * {tables.list_size}",
+        f"wholes, others = {word}.load(Listed + {inner}), {word}.load(Listed + {inner} + 1)",
     )
-    masked = Walk("0", "others", f"tl.load(Listed + {inner} - 1 - step)")
-    full = Walk("0", "wholes", "tl.load(Listed + step)") if visits.must is not None else None
+    masked = Walk("0", "others", f"{word}.load(Listed + {inner} - 1 - step)")
+    full = Walk("0", "wholes", f"{word}.load(Listed + step)") if visits.must is not None else None
     return VisitsView(
         lines=lines, late_lines=(), bounds=False, order=("list",), loops=("full", "masked") if full else ("masked",),
         jumps=True, begin="0", end="others if masked else wholes" if full else "others",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from attncc.codegen.naming import Names, read_name
-from attncc.codegen.passes import fold
+from attncc.codegen.passes import banded, cheaper, fold
 from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, LANGUAGES, TERM, Printer
 from attncc.codegen.signature import stride_name, vectorized
 from attncc.codegen.tables import LARGEST, Tables
@@ -74,6 +74,8 @@ class Lowering:
     def text(self, e: Expr, binds: int = 0) -> str:
         """Print `e`, after the statements that its loads and the let names in it need."""
         e = fold(e)
+        if self.language == "gl":
+            e = cheaper(e, lambda divisor: level(divisor) == "program")
         for name, value in self.spec.lets:
             self._bind_let(name, fold(value), e)
         self._place_reads(e)
@@ -187,5 +189,6 @@ def terms(e: Expr) -> Iterator[Expr]:
 
 def conjoin(lowering: Lowering, masks: Iterable[Expr], tail: str) -> str:
     """The masks and-ed, with the check of the key tile's tail last."""
-    parts = [lowering.text(m, BIT_AND) for m in masks]
-    return " & ".join([*parts, f"({tail})"]) if parts else tail
+    split = [t for m in masks for t in terms(m)]
+    parts = [lowering.text(m, BIT_AND) for m in (banded(split) if lowering.language == "gl" else masks)]
+    return " & ".join([*parts, *([f"({tail})"] if tail else [])]) if parts else tail

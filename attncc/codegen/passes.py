@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attncc.ir import Const, Expr, Op, Read
@@ -43,3 +43,35 @@ def fold(e: Expr) -> Expr:
         if not isinstance(value, float) or math.isfinite(value) or e.op == "/":
             return Const(float(value) if e.type == "float" else value)
     return Op(e.op, args, e.type)
+
+
+def cheaper(e: Expr, constant: Callable[[Expr], bool]) -> Expr:
+    """For 16-bit results: a quotient by what is `constant` for the program becomes a product with its reciprocal."""
+    if not isinstance(e, Op):
+        return e
+    args = tuple(cheaper(a, constant) for a in e.args)
+    if e.op == "/" and constant(args[1]) and not constant(args[0]):
+        return Op("*", (args[0], Op("/", (Const(1.0), args[1]), "float")), "float")
+    return Op(e.op, args, e.type)
+
+
+def banded(terms: Sequence[Expr]) -> list[Expr]:
+    """Terms of a mask, where `0 <= x` and `x < n` of one x are joined to one comparison without sign."""
+    found, left = [], list(terms)
+    for upper in terms:
+        if not (isinstance(upper, Op) and upper.op == "<" and upper in left):
+            continue
+        x, n = upper.args
+        lower = next((t for t in left if _from_zero(t) == x), None)
+        if lower is not None and isinstance(x, Op):
+            left = [t for t in left if t not in (upper, lower)]
+            found.append(Op("within", (x, n), "bool"))
+    return [*found, *left]
+
+
+def _from_zero(t: Expr) -> Expr | None:
+    """x where `t` says 0 <= x; a <= b says it of b - a."""
+    if not isinstance(t, Op) or t.op not in ("<=", ">="):
+        return None
+    low, high = t.args if t.op == "<=" else reversed(t.args)
+    return high if low == Const(0) else Op("-", (high, low), "int")

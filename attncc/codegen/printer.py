@@ -86,7 +86,11 @@ def _gluon(triton: Backend) -> Backend:
     """The same words from Gluon's own module. It has no sigmoid; the hardware's tanh is exact to 11 bits, which is
     what 16-bit products ask for."""
     forms = {op: replace(form, pattern=form.pattern.replace("tl.", "gl.")) for op, form in triton.forms.items()}
-    return replace(triton, name="gluon", forms={**forms, **{f: call(h, helper=True) for f, h in _HOPPER.items()}})
+    unsigned = "gl.uint64" if "int64" in triton.forms["floor"].pattern else "gl.uint32"
+    within = Form(f"({{0}}).to({unsigned}) < gl.cast(gl.maximum({{1}}, 0), {unsigned})", COMPARE)
+    return replace(
+        triton, name="gluon", forms={**forms, "within": within, **{f: call(h, helper=True) for f, h in _HOPPER.items()}}
+    )
 
 
 LANGUAGES = {  # by the name of the module in a kernel's file, and the width of its integers

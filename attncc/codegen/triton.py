@@ -13,7 +13,7 @@ from attncc.codegen import launch
 from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.hopper import HopperView, hopper_view
+from attncc.codegen.hopper import HopperView, hopper_view, tail
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
@@ -76,6 +76,7 @@ class KernelView:
     excludes: bool  # they leave what is excluded to a comparison
     program_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
+    own_lines: tuple[str, ...]  # what the walk over tiles reads of the tile's own rows
     key_lines: tuple[str, ...]
     score_lines: tuple[str, ...]
     scale_first: bool  # the scale is applied to s itself, not folded into the exponential's
@@ -112,8 +113,7 @@ def render(
     view = kernel_view(spec, visits, plan, banner(spec, plan, text, resources))
     if plan.algorithm == "fa3":
         args = arguments(spec, plan, kernel_names(spec)[1])
-        lines = *view.program_lines, *view.row_lines
-        view = replace(view, hopper=hopper_view(plan, args, view.visits, lines, view.k_parts, view.v_parts))
+        view = replace(view, hopper=hopper_view(plan, args, view))
     return rendered(SKELETONS[plan.algorithm], view)
 
 
@@ -177,7 +177,6 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits, language)
 
     lowering = lower(language)
-
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores = tuple(score_text(lowering, e) for e in spec.scores)
@@ -187,10 +186,11 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
     key_lines = lowering.take("key")
-    mask = conjoin(lowering, spec.masks, "k < k_len")
+    mask = conjoin(lowering, spec.masks, tail(spec) if language == "gl" else "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
     key_mask = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
+    row_lines = lowering.take("row")
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
@@ -216,10 +216,10 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
         weighing_lines=weighing_lines, weighing=weighing, excludes=not rule.vanishes,
-        program_lines=(*lowering.take("program"), scale_line), row_lines=lowering.take("row"), key_lines=key_lines,
+        program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines, own_lines=lowering.take("row"),
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        key_mask=key_mask, dropout="" if spec.dropout is None else lowering.text(spec.dropout),
-        mask_lines=mask_lines, mask=mask, visits=view_visits, reference=plan.reference,
+        key_lines=key_lines, key_mask=key_mask, mask_lines=mask_lines, mask=mask, visits=view_visits,
+        dropout="" if spec.dropout is None else lowering.text(spec.dropout), reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,

@@ -31,6 +31,7 @@ class Measured:
     causal: float
     reference: str = "running"
     local: float = 0
+    algorithm: str = "fa2"
 
 
 # One H200, Triton 3.6.0, bf16, the generated kernels, medians of three in turns; D 64 and 256 at S 4096, D 128 the mean
@@ -87,14 +88,23 @@ def measured(plan: KernelPlan, target: Target) -> Measured | None:
     return None
 
 
+def _records(algorithm: str, target: Target) -> tuple[Measured, ...]:
+    return tuple(r for r in MEASURED.get(target.name, ()) if r.algorithm == algorithm)
+
+
+def algorithms(target: Target) -> frozenset[str]:
+    """Those that were measured on this target."""
+    return frozenset(r.algorithm for r in MEASURED.get(target.name, ()))
+
+
 def register_caps(target: Target) -> tuple[int, ...]:
     """Caps on registers worth trying: none, and those that were measured on this target."""
-    return tuple(sorted({0, *(r.max_registers for r in MEASURED.get(target.name, ()))}))
+    return tuple(sorted({0, *(r.max_registers for r in _records("fa2", target))}))
 
 
 def references(target: Target) -> tuple[str, ...]:
     """References of the exponentials worth trying: the running maximum, and those that were measured on this target."""
-    return tuple(dict.fromkeys(("running", *(r.reference for r in MEASURED.get(target.name, ())))))
+    return tuple(dict.fromkeys(("running", *(r.reference for r in _records("fa2", target)))))
 
 
 def efficiency(plan: KernelPlan, target: Target, spread: str = "all") -> float:
@@ -121,7 +131,7 @@ def needless(plan: KernelPlan, spread: str) -> float:
 def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:
     """Records at the head size nearest in ratio; none for kernels unlike those measured: operands of more than 16 bits,
     or tiles of tensor parameters beside them."""
-    records = tuple(r for r in MEASURED.get(target.name, ()) if r.reference == plan.reference)
+    records = tuple(r for r in _records(plan.algorithm, target) if r.reference == plan.reference)
     if not records or ELEMENT_BYTES[plan.dtype] != 2 or plan.pair_bytes or plan.gather_bytes or plan.chain_bytes:
         return ()
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
@@ -138,7 +148,9 @@ def _rule(plan: KernelPlan, target: Target) -> float:
 
 
 def faults(plan: KernelPlan, target: Target) -> tuple[str, ...]:
-    """Keys of FAULTS that apply."""
+    """Keys of FAULTS that apply; they are of fa2."""
+    if plan.algorithm == "fa3":
+        return ()
     unit = matrix_unit(plan, target)
     stages = plan.stages + 1 if unit == "mfma" else plan.stages  # there, one stage of loads waits in registers
     applies = {

@@ -6,17 +6,19 @@ through the buffer of its rows' Q. So the matrix unit reads everything as it cam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from attncc.ir import AttentionSpec, Expr, KernelPlan, Op, Shape, Visits, names, pieces
+from attncc.ir import AttentionSpec, KernelPlan, Op, Shape, Visits, names, pieces, walk
+from attncc.ir import Schedule as Pins
+from attncc.planner.operands import has_key_mask, operands
 from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES, padded
 from attncc.targets import Target
 
 GROUP_ROWS = 64  # of a warp group
 WARPS_GROUP = 4
 WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp group's registers
-ROWS = frozenset(("q", "row"))
+POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
 
@@ -38,39 +40,65 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-def unfit(spec: AttentionSpec, visits: Visits | None) -> str | None:
-    """Why no such kernel can be made of `spec`, in a sentence; None where one can. `visits` is of rows."""
+def unfit(spec: AttentionSpec) -> str | None:
+    """Why no such kernel can be made of `spec`, in a sentence; None where one can."""
     if spec.dropout is not None:
         return "fa3 does not know dropout"
     if spec.softmax.policy not in SOFTMAX:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:
         return "fa3 does not know packed sequences"
-    if any("k" in names(t) and not names(t) & ROWS for m in spec.masks for t in _terms(m)):
+    if has_key_mask(spec):
         return "fa3 multiplies values as they lie in memory, and the mask leaves out keys whose values may be anything"
-    if visits is None:
-        return None
-    if visits.masked and not (visits.may is None and visits.must is None):
-        return "fa3 walks over closed ranges of tiles, and this mask classes tiles one by one"
-    if any(s.axis == visits.outer and s.reduce in ("min", "max") for s in visits.summaries):
-        return "fa3 walks over closed ranges of tiles, and those of this mask follow from what its rows read"
     return None
 
 
-def _terms(e: Expr) -> Iterator[Expr]:
-    """What an `and` joins."""
-    if isinstance(e, Op) and e.op == "and":
-        for a in e.args:
-            yield from _terms(a)
-    else:
-        yield e
+def unwise(spec: AttentionSpec) -> str:
+    """Why another kernel is taken where nobody asks for this one, in a sentence."""
+    read = operands(spec)
+    beside = read.pair or read.bits or read.gather or read.chain
+    return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""
 
 
-def schedules(shape: Shape) -> Iterator[Schedule]:
-    """The narrowest that holds a head of this size."""
+def _divides(spec: AttentionSpec) -> bool:
+    """Whether a tile's positions are divided: it takes registers for each of them."""
+    found = (n for e in (*spec.masks, *spec.scores) for n in walk(e))
+    return any(isinstance(n, Op) and n.op in ("//", "%") and names(n) & POSITIONS for n in found)
+
+
+def _reference(spec: AttentionSpec, asked: str, classed: bool) -> str:
+    """A whole tile sets the reference where scores are products alone. What depends on positions can be far from where
+    it is largest in any one tile: there all tiles that need the mask, the nearest among them, set it."""
+    if asked == "running":
+        return asked
+    placed = any(names(e) & POSITIONS for e in spec.scores)
+    return "whole_tile" if not placed else "running" if classed else "first_tile"
+
+
+def plans(
+    spec: AttentionSpec, shape: Shape, target: Target, pins: Pins, references: Iterable[str], visits: Visits | None
+) -> Iterator[KernelPlan]:
+    """The schedule of the narrowest heads that hold this size, changed by what is pinned."""
     width = max(padded(shape.head_dim), padded(shape.head_dim_v))
-    fitting = [s for s in SCHEDULES if width <= s.head_dim]
-    return iter(fitting[:1] or SCHEDULES[-1:])
+    usual = next((s for s in SCHEDULES if width <= s.head_dim), SCHEDULES[-1])
+    classed = visits is not None and not visits.listed and not (visits.may is None and visits.must is None)
+    if classed or (visits is not None and visits.summaries) or _divides(spec):
+        usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
+    if visits is None or not (visits.full or visits.must is not None):
+        references = ("running",)  # there is no whole tile
+    read, tile_q = operands(spec), pins.tile_q or usual.tile_q
+    consumers = tile_q // GROUP_ROWS
+    for reference in dict.fromkeys(_reference(spec, r, classed) for r in references):
+        yield KernelPlan(
+            target=target.name, algorithm="fa3", loop=pins.loop or "q_outer", tile_q=tile_q,
+            tile_k=pins.tile_k or usual.tile_k, stages=pins.stages or usual.stages,
+            warps=pins.warps or consumers * WARPS_GROUP, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v,
+            dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, loads="descriptor",
+            max_registers=REGISTERS.get(consumers, 0), classed=classed,
+            reference=reference, queries=usual.queries,
+            pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
+            gather_bytes=read.gather, chain_bytes=read.chain,
+        )  # fmt: skip
 
 
 def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, int | str, str]]:

@@ -50,17 +50,16 @@ def choose(
     for calls whose K or V the TMA unit cannot address: what it shares with that one gives the same bits.
     """
     schedule = spec.schedule(target.name)
-    if schedule.algorithm == "fa3" and target.is_gpu:
-        if any_stride:  # which is no kernel of that algorithm: what is pinned is not about it
-            schedule = Schedule()
-        elif why := hopper.unfit(spec, visits):
-            raise PlanError(f"no plan of {spec.name} fits {target.name}: {why}")
+    if schedule.algorithm == "fa3" and any_stride:  # no kernel of that algorithm: what is pinned is not about it
+        schedule = Schedule()
     usual = class_of(shape)
     candidates = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, any_stride)]
     if any_stride and (main := choose(spec, shape, target, visits).plan).algorithm != "fa3":
         bits = _same_bits(main)
         candidates = [plan for plan in candidates if _same_bits(plan) == bits]
     judged = [(plan, violations(plan, target)) for plan in candidates]
+    if not any_stride:
+        judged = [*_hopper(spec, usual, target, schedule, visits), *judged]
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
@@ -92,8 +91,9 @@ def ranked(
 ) -> tuple[tuple[KernelPlan, Costs], ...]:
     """Every plan that `choose` may take, with what the model says of `shape`'s class, the fastest first."""
     schedule, usual = spec.schedule(target.name), class_of(shape)
-    made = (finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False))
-    timed, _ = _timed([plan for plan in made if not violations(plan, target)], spec, usual, target, visits)
+    made = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False)]
+    fit = [plan for plan, faults in _hopper(spec, usual, target, schedule, visits) if not faults]
+    timed, _ = _timed([*fit, *(plan for plan in made if not violations(plan, target))], spec, usual, target, visits)
     return tuple((plan, found) for found, plan in timed)
 
 
@@ -102,15 +102,15 @@ def specialised(
 ) -> tuple[KernelPlan, ...]:
     """Warp-specialised plans for long calls, where the spec leaves the algorithm open: the usual schedule first."""
     schedule, usual = spec.schedule(target.name), class_of(shape)
-    if schedule.algorithm is not None or usual.q_len != LONG or not target.is_gpu or hopper.unfit(spec, visits):
+    if schedule.algorithm is not None or usual.q_len != LONG or not target.is_gpu or hopper.unfit(spec):
         return ()
-    open_ = replace(schedule, warps=None)  # which follow from the rows
+    open_ = replace(schedule, algorithm="fa3", warps=None)  # whose warps follow from the rows
     tried = (
         replace(open_, tile_q=schedule.tile_q or q, tile_k=schedule.tile_k or k, stages=schedule.stages or n)
         for q, k, n in product((None, 128, 192), (None, 64, 128), (None, 2, 3, 4))
     )
-    made = [finish(plan, target) for one in tried for plan in _hopper(spec, usual, target, one, visits)]
-    return tuple(dict.fromkeys(plan for plan in made if not violations(plan, target)))
+    judged = (pair for one in tried for pair in _hopper(spec, usual, target, one, visits))
+    return tuple(dict.fromkeys(plan for plan, faults in judged if not faults))
 
 
 def class_of(shape: Shape) -> Shape:
@@ -141,7 +141,6 @@ def _candidates(
     spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None, any_stride: bool
 ) -> Iterator[KernelPlan]:
     if schedule.algorithm == "fa3" and target.is_gpu:
-        yield from _hopper(spec, shape, target, schedule, visits)
         return
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
@@ -154,7 +153,7 @@ def _candidates(
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
         ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
-        for loads, cap, reference in product(ways, caps, _references(spec, dtype, target, visits)):
+        for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits)):
             plan = KernelPlan(
                 target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
@@ -173,21 +172,17 @@ def _candidates(
 
 def _hopper(
     spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None
-) -> Iterator[KernelPlan]:
-    """Warp-specialised kernels: the usual schedule of the head size, changed by what is pinned."""
-    dtype, read = spec.precision.inputs or shape.dtype, operands(spec)
-    for usual, reference in product(hopper.schedules(shape), _references(spec, dtype, target, visits)):
-        tile_q = schedule.tile_q or usual.tile_q
-        consumers = tile_q // hopper.GROUP_ROWS
-        yield KernelPlan(
-            target=target.name, algorithm="fa3", loop=schedule.loop or "q_outer", tile_q=tile_q,
-            tile_k=schedule.tile_k or usual.tile_k, stages=schedule.stages or usual.stages,
-            warps=schedule.warps or consumers * hopper.WARPS_GROUP, head_dim=shape.head_dim,
-            head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads="descriptor",
-            max_registers=hopper.REGISTERS.get(consumers, 0), reference=reference, queries=usual.queries,
-            pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key, row_bytes=read.row,
-            gather_bytes=read.gather, chain_bytes=read.chain,
-        )  # fmt: skip
+) -> list[tuple[KernelPlan, tuple[Violation, ...]]]:
+    """Warp-specialised kernels and what speaks against each: the usual schedules of the head size, changed by what is
+    pinned. They are for long queries on hardware that was measured, where nothing is pinned that is not theirs."""
+    pinned = schedule.algorithm == "fa3" and target.is_gpu
+    if not pinned and (schedule != Schedule() or shape.q_len < LONG or "fa3" not in efficiency.algorithms(target)):
+        return []
+    dtype = spec.precision.inputs or shape.dtype
+    plans = hopper.plans(spec, shape, target, schedule, references(spec, dtype, target, visits), visits)
+    why = hopper.unfit(spec) or ("" if pinned else hopper.unwise(spec))
+    refused = (Violation("algorithm", "fa3", "fa2", why),) if why else ()
+    return [(plan, violations(plan, target) or refused) for plan in (finish(p, target) for p in plans)]
 
 
 def _classed(visits: Visits | None) -> bool:
@@ -198,7 +193,7 @@ def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
     return choices if pin is None else (pin,)
 
 
-def _references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
+def references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
     """A row's first tiles as reference: in bf16, which has float32's range. Where weights are no exponentials there is
     none, and it is as if it ran along."""
     apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
-from attncc.ir import AttentionSpec, Shape
+from attncc.ir import AttentionSpec, Schedule, Shape
 from attncc.runtime import arguments, autograd, dropout, operator, winners
 from attncc.runtime.cache import Cache
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
@@ -340,11 +340,18 @@ class Attention:
         key = place, shape, int_bits
         if key not in self._plans:
             target, device = place
-            goal, tuned = INTERPRETED_AS if target == INTERPRETER else target, self._tuned
+            goal, parsed = (INTERPRETED_AS, self._triton()) if target == INTERPRETER else (target, self.parsed)
+            tuned = self._tuned
             if tuned is None and device is not None:
                 tuned = winners.find(self.cache, self.text, device, shape)
-            self._plans[key] = pipeline.plan_parsed(self.parsed, self.consts, {}, shape, goal, int_bits, tuned)
+            self._plans[key] = pipeline.plan_parsed(parsed, self.consts, {}, shape, goal, int_bits, tuned)
         return self._plans[key]
+
+    def _triton(self) -> Parsed:
+        """The spec for Triton's interpreter, which knows no Gluon."""
+        spec = self.parsed.spec
+        pinned = (*spec.schedules, Schedule(INTERPRETED_AS, algorithm="fa2"))
+        return replace(self.parsed, spec=replace(spec, schedules=pinned))
 
     def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Launch:
         kernels = pipeline.every_kernel(self._planned(place, shape, int_bits))

@@ -11,7 +11,7 @@ from attncc.analysis import kernel_visits
 from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import Schedule, Shape
-from attncc.planner import choose
+from attncc.planner import choose, hopper, search
 from attncc.targets import target
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -30,6 +30,24 @@ def test_a_pinned_algorithm_is_taken(d, dv, tiles):
     assert found.warps * 16 == found.tile_q
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "reference"),
+    [("causal", "bf16", "whole_tile"), ("causal", "f16", "running"), ("alibi", "bf16", "first_tile"),
+     ("document", "bf16", "whole_tile"), ("softcap", "bf16", "whole_tile")],
+)  # fmt: skip
+def test_a_whole_tile_sets_the_reference_of_scores_that_are_products_alone(name, dtype, reference):
+    spec = parse((SPECS / f"{name}.attn").read_text(encoding="utf-8")).spec.bind({})
+    visits = kernel_visits(spec)
+    found = hopper.plans(spec, Shape(dtype=dtype), target("sm_90"), Schedule(), search.references(
+        spec, dtype, target("sm_90"), visits), visits)  # fmt: skip
+    assert reference in [p.reference for p in found]
+
+
+def test_few_registers_are_left_to_vectors():
+    assert plan("document", head_dim=64, head_dim_v=64).tile_q == 128
+    assert plan("block_causal", head_dim=64, head_dim_v=64).tile_q == 128
+
+
 def test_what_else_is_pinned_is_kept():
     found = plan("causal", pins=Schedule(algorithm="fa3", tile_q=128, tile_k=64, stages=3))
     assert (found.tile_q, found.tile_k, found.stages) == (128, 64, 3)
@@ -44,8 +62,7 @@ def test_strides_that_tma_cannot_take_run_another_kernel():
     ("name", "sizes", "words"),
     [
         ("padding", {}, "the mask leaves out keys whose values may be anything"),
-        ("dilated", {}, "this mask classes tiles one by one"),
-        ("row_bounds", {}, "follow from what its rows read"),
+        ("sigmoid", {}, "fa3 does not know softmax sigmoid"),
         ("causal", {"dtype": "f32"}, "fa3 multiplies 16-bit types, not f32"),
         ("causal", {"head_dim": 24}, "fa3 takes head sizes that are multiples of 16"),
         ("causal", {"head_dim": 512, "head_dim_v": 512}, "head size 512"),
