@@ -235,18 +235,21 @@ def kernel(
     `resources` compiles it for the target too, so that the file says what it takes; a GPU need not be there.
     Files of the backward pass do not say it yet.
     """
+    resources = resources and planned.target.is_gpu and planned.choice.plan.direction == FORWARD
+    key = kernel_key(planned, tools or toolchain(), resources)
+    return cache.get_or_build(key, partial(_write_kernel, planned, resources, stage))
+
+
+def kernel_key(planned: Planned, tools: Toolchain, resources: bool) -> KernelKey:
+    """What `kernel` keeps a plan's file under; `resources` as it is after all, forward and for a GPU."""
     from attncc import frontend
 
-    tools = tools or toolchain()
-    resources = resources and planned.target.is_gpu and planned.choice.plan.direction == FORWARD
-    if not resources:
-        tools = replace(tools, flags=(*tools.flags, ("resources", "no")))
-    key = KernelKey(
+    flags = tools.flags if resources else (*tools.flags, ("resources", "no"))
+    return KernelKey(
         spec=frontend.canonical(planned.spec), consts=tuple(sorted(planned.consts.items())),
         direction=planned.choice.plan.direction, plan=plain(planned.choice.plan), target=plain(planned.target),
-        toolchain=tools,
+        toolchain=replace(tools, flags=flags),
     )  # fmt: skip
-    return cache.get_or_build(key, partial(_write_kernel, planned, resources, stage))
 
 
 def render(planned: Planned, resources: Any = None) -> str:

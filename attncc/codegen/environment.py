@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 import attncc
 from attncc.codegen.layout import broken
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @cache
@@ -22,6 +23,8 @@ def template_root() -> Path:
 
 @cache
 def environment() -> jinja2.Environment:
+    import jinja2  # takes longer than all of ours, and a call whose kernel is in the cache does without
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_root()),
         undefined=jinja2.StrictUndefined,

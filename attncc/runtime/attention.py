@@ -5,20 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
-from attncc.ir import AttentionSpec, Schedule, Shape
+from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, dropout, operator, winners
-from attncc.runtime.cache import Cache
-from attncc.runtime.device import INTERPRETED_AS, INTERPRETER, target_for
-from attncc.runtime.loader import load_module
+from attncc.runtime.device import INTERPRETER, target_for
+from attncc.runtime.kernels import Kernels, Place
 from attncc.runtime.search import BUDGET
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
 
-Place = tuple[str, "winners.Device | None"]  # a target, and the device whose winners hold
 Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -59,8 +56,8 @@ class Attention:
         self.consts = dict(consts)
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
-        self._tuned = tuned
         self.text = frontend.canonical(self.spec)  # with the constants baked in
+        self.kernels = Kernels(parsed, self.consts, self.text, tuned)
         self.has_lse = normaliser(self.spec).has_lse
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
@@ -73,19 +70,11 @@ class Attention:
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
-        self._plans: dict[tuple[Any, ...], pipeline.Planned] = {}
         self._backward: dict[tuple[Any, ...], Backward] = {}
-        self._cache: Cache | None = None
 
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def cache(self) -> Cache:
-        """Where its kernels are kept."""
-        self._cache = self._cache or Cache()
-        return self._cache
 
     def tune(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, passes: Sequence[str] | None = None,
@@ -102,13 +91,16 @@ class Attention:
         from attncc.runtime import tune
 
         found = tune.tune(self, q, k, v, given, passes=passes, cold=cold, budget=budget, tell=tell)
-        for known in (self._ready, self._launchers, self._plans, self._backward):
+        for known in (self._ready, self._launchers, self._backward):
             known.clear()
+        self.kernels.forget()
         return found
 
-    def having(self, tuned: pipeline.Tuned) -> Attention:
-        """The same attention with these choices in place of what was kept, by pass."""
-        return Attention(self.parsed, self.consts, self.target, tuned)
+    def having(self, tuned: pipeline.Tuned, planned: pipeline.Planned) -> Attention:
+        """The same attention with these choices in place of what was kept, by pass; `planned` is their plan."""
+        made = Attention(self.parsed, self.consts, self.target, tuned)
+        made.kernels = self.kernels.having(tuned, planned)
+        return made
 
     def __repr__(self) -> str:
         return f"<attncc.Attention {self.name}({', '.join(p.name for p in self.spec.params)})>"
@@ -259,7 +251,7 @@ class Attention:
             arguments.DTYPES[q.dtype],
         ))  # fmt: skip
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
-        whole = target != INTERPRETER and self._planned(place, shape, 32).choice.plan.algorithm == "fa3"
+        whole = target != INTERPRETER and self.kernels.route(place, shape, 32).algorithm == "fa3"
         loaded = (q, k, v) if whole else (k, v)
         strides = [s * q.element_size() for x in loaded for s in x.stride()[:-1]]
         aligned = (
@@ -332,48 +324,19 @@ class Attention:
         key = (place, shape, narrow)
         found = self._backward.get(key)
         if found is None:
-            planned = self._planned(place, shape, 32 if narrow else 64)
-            found = self._backward[key] = self._module(place[0], pipeline.backward(planned)).backward
+            planned = pipeline.backward(self.kernels.planned(place, shape, 32 if narrow else 64))
+            found = self._backward[key] = self.kernels.other(place, planned).backward
         return found
 
-    def _planned(self, place: Place, shape: Shape, int_bits: int) -> pipeline.Planned:
-        key = place, shape, int_bits
-        if key not in self._plans:
-            target, device = place
-            goal, parsed = (INTERPRETED_AS, self._triton()) if target == INTERPRETER else (target, self.parsed)
-            tuned = self._tuned
-            if tuned is None and device is not None:
-                tuned = winners.find(self.cache, self.text, device, shape)
-            self._plans[key] = pipeline.plan_parsed(parsed, self.consts, {}, shape, goal, int_bits, tuned)
-        return self._plans[key]
-
-    def _triton(self) -> Parsed:
-        """The spec for Triton's interpreter, which knows no Gluon."""
-        spec = self.parsed.spec
-        pinned = (*spec.schedules, Schedule(INTERPRETED_AS, algorithm="fa2"))
-        return replace(self.parsed, spec=replace(spec, schedules=pinned))
-
     def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Launch:
-        kernels = pipeline.every_kernel(self._planned(place, shape, int_bits))
-        if not aligned and kernels[0].choice.plan.algorithm == "fa3":
+        if not aligned and self.kernels.route(place, shape, int_bits).algorithm == "fa3":
             warnings.warn(
                 f"{self.name}: TMA takes rows at 16-byte-aligned addresses and strides, and these tensors lie otherwise"
                 " (or there are no keys): the kernel for any strides runs, which is slower",
                 stacklevel=2,
             )
-        launch: Launch = self._module(place[0], kernels[0] if aligned else kernels[-1]).forward
+        launch: Launch = self.kernels.forward(place, shape, int_bits, aligned).forward
         return launch
-
-    def _module(self, target: str, planned: pipeline.Planned) -> Any:
-        """The generated file as a module; found or built."""
-        entry = pipeline.kernel(planned, self.cache, resources=False)
-        file = next(name for name in entry.files if name.endswith(".py"))
-        module = load_module(entry.path / file, entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}")
-        if planned.target.is_gpu and target != INTERPRETER:
-            from attncc.runtime.binaries import Binaries
-
-            Binaries(self.cache, sha256(entry.files[file]).hexdigest()).attach(module)
-        return module
 
 
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:

@@ -7,7 +7,7 @@ Rows that see nothing have a gradient of exactly 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 RELATIVE = {torch.float32: 1e-5, torch.float64: 1e-12}
 STEP_ERROR = 1e-5  # of a central difference in float64, as a part of the gradient's norm
 Errors = dict[str, tuple[float, float]]
+Once = Callable[[str, Callable[[], Any]], Any]  # (what, how to make it): for calls of one seed, it may be kept
 
 
 def gradient_errors(
     spec: AttentionSpec, run: Run, call: tuple[Tensor, Tensor, Tensor], params: Mapping[str, Any], seed: int,
-    by_differences: bool = False,
+    by_differences: bool = False, once: Once = lambda name, make: make(),
 ) -> tuple[Errors, list[str]]:  # fmt: skip
     """Error and bound of each gradient by its name, sums of absolute differences; and faults in words.
 
@@ -43,10 +44,11 @@ def gradient_errors(
         [out, lse], list(inputs.values()), [d_out, d_lse], materialize_grads=True, allow_unused=True
     )
     have = {n: x.detach().cpu() for n, x in zip(inputs, found, strict=True)}
-    want = gradients(spec, q, k, v, params, d_out, d_lse)
+    want = once("gradients", lambda: gradients(spec, q, k, v, params, d_out, d_lse))
     errors = {n: (_difference(have[n], want.values[n]), RELATIVE.get(q.dtype, 0.0) * _l1(want.values[n])) for n in have}
     if q.dtype not in RELATIVE or any(error > bound for error, bound in errors.values()):
-        unfused = gradients(spec, q, k, v, params, d_out, d_lse, None if q.dtype == torch.float64 else q.dtype)
+        kind = None if q.dtype == torch.float64 else q.dtype
+        unfused = once("unfused gradients", lambda: gradients(spec, q, k, v, params, d_out, d_lse, kind))
         for n, (error, bound) in errors.items():
             errors[n] = (
                 error,

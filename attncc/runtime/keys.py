@@ -80,6 +80,20 @@ class BinaryKey:
 
 
 @dataclass(frozen=True)
+class CallKey:
+    """A call's class, and answers with the kernels that serve it, so that no later process plans it again."""
+
+    kind: ClassVar[str] = "call"
+    spec: str
+    consts: tuple[tuple[str, int], ...]
+    target: str
+    shape: Any  # its bucket, in plain form
+    int_bits: int
+    tuned: Any  # choices by pass that stand in for the model's
+    toolchain: Toolchain
+
+
+@dataclass(frozen=True)
 class WinnerKey:
     """Where a measured plan holds: the spec, the device, the bucket of shapes (planner.bucket_of), the pass.
 
@@ -98,7 +112,7 @@ class WinnerKey:
     direction: str
 
 
-Key = Union[RequestKey, KernelKey, BinaryKey, WinnerKey]
+Key = Union[RequestKey, KernelKey, BinaryKey, CallKey, WinnerKey]
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -121,7 +121,7 @@ def _keep(call: Measured, device: winners.Device, name: str, found: Found) -> No
         "attncc": attncc.__version__, "trials": [t.to_json() for t in found.trials if t.ms is not None],
     }  # fmt: skip
     where = winners.key(call.attention.text, device, call.shape, name)
-    winners.keep(call.attention.cache, where, found.best.candidate.choices, measured)
+    winners.keep(call.attention.kernels.cache, where, found.best.candidate.choices, measured)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def job_of(attention: Attention, planned: pipeline.Planned, direction: str, cand
     return Job(
         text=attention.parsed.text, consts=attention.consts, shape=planned.shape, target=planned.target.name,
         int_bits=planned.choice.plan.int_bits, tuned={direction: candidate.choices}, direction=direction,
-        root=str(attention.cache.root),
+        root=str(attention.kernels.cache.root),
     )  # fmt: skip
 
 
@@ -176,6 +176,7 @@ class OnDevice:
         self._waited = False
         self._first: list[Tensor] | None = None
         self._runs: dict[Candidate, Call] = {}
+        self._right: dict[str, Any] = {}
 
     def _submit(self, candidate: Candidate) -> Future[None]:
         return self._workers.submit(job_of(self.call.attention, self.planned, self.direction, candidate))
@@ -204,7 +205,13 @@ class OnDevice:
 
     def judge(self, candidate: Candidate) -> Sequence[str]:
         """A small call against float64; the call itself twice, and against the first candidate that was right."""
-        tuned = self.call.attention.having({self.direction: candidate.choices})
+        choices = {self.direction: candidate.choices}
+        planned = replace(self.planned, tuned=choices)
+        if self.direction == pipeline.FORWARD:
+            plan = planner.with_choices(planned.choice.plan, candidate.choices, planned.target)
+            assert plan is not None  # candidates are legal
+            planned = replace(planned, choice=replace(planned.choice, plan=plan))
+        tuned = self.call.attention.having(choices, planned)
         with self._memory():
             faults = list(self._small(tuned))
             if faults:
@@ -224,7 +231,14 @@ class OnDevice:
         run = lambda q, k, v, **params: tuned.both(q, k, v, params)
         backward = self.direction == pipeline.BACKWARD
         place = self.call.q.device.type
-        return check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward).faults
+        row = check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward, once=self._once)
+        return row.faults
+
+    def _once(self, name: str, make: Call) -> Any:
+        """What is right is the same for every candidate."""
+        if name not in self._right:
+            self._right[name] = make()
+        return self._right[name]
 
     def _run(self, tuned: Attention) -> Call:
         c = self.call

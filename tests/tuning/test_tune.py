@@ -70,7 +70,7 @@ def tuned(device, tensors, monkeypatch):
         attn, whole = attncc.compile(TEXT), attncc.compile(TEXT)
         order: list[str] = []
 
-        def having(self, choices):
+        def having(self, choices, planned):
             name = json.dumps(choices, sort_keys=True)
             if name not in order:
                 order.append(name)
@@ -110,7 +110,7 @@ def test_what_is_wrong_never_wins(tuned):
     ]  # fmt: skip
     best = found.found["forward"].best
     assert best.candidate == trials[6].candidate and best.ms == 2.0
-    kept = winners.find(attn.cache, attn.text, HERE, found.shape)
+    kept = winners.find(attn.kernels.cache, attn.text, HERE, found.shape)
     assert kept == {"forward": best.candidate.choices}
 
 
@@ -124,7 +124,7 @@ def test_passes_are_tuned_each_for_itself(tuned):
 def test_nothing_right_keeps_nothing(tuned):
     attn, found = tuned(["half"] * 40, [])
     assert found.found["forward"].best is None
-    assert winners.find(attn.cache, attn.text, HERE, found.shape) == {}
+    assert winners.find(attn.kernels.cache, attn.text, HERE, found.shape) == {}
 
 
 def keep(attn, shape, direction="forward", at=3, device=HERE):
@@ -136,7 +136,7 @@ def keep(attn, shape, direction="forward", at=3, device=HERE):
     else:
         chosen = planner.backward_candidates(planned.spec, shape, planned.target)[at]
     where = winners.key(attn.text, device, shape, direction)
-    winners.keep(attn.cache, where, chosen.choices, {"ms": 1.0})
+    winners.keep(attn.kernels.cache, where, chosen.choices, {"ms": 1.0})
     return chosen
 
 
@@ -149,7 +149,7 @@ def test_a_call_takes_what_was_kept(device):
     won = keep(attn, SHAPE)
     back = keep(attn, SHAPE, "backward", 2)
     bucket = planner.bucket_of(SHAPE)
-    planned = attn._planned(PLACE, bucket, 32)
+    planned = attn.kernels.planned(PLACE, bucket, 32)
     assert planner.choices_of(planned.choice.plan) == won.choices
     assert planner.choices_of(pipeline.backward(planned).choice.plan) == back.choices
     aligned, general = pipeline.every_kernel(planned)
@@ -169,8 +169,8 @@ def test_a_winner_of_another_device_or_driver_is_not_taken(device, other):
     attn = attncc.compile(TEXT)
     keep(attn, SHAPE)
     model = pipeline.plan_parsed(attn.parsed, {}, {}, planner.bucket_of(SHAPE), "sm_90").choice.plan
-    assert attn._planned(("sm_90", other), planner.bucket_of(SHAPE), 32).choice.plan == model
-    assert attn._planned(PLACE, planner.bucket_of(SHAPE), 32).choice.plan != model
+    assert attn.kernels.planned(("sm_90", other), planner.bucket_of(SHAPE), 32).choice.plan == model
+    assert attn.kernels.planned(PLACE, planner.bucket_of(SHAPE), 32).choice.plan != model
 
 
 def test_a_winner_that_is_no_longer_legal_is_not_taken(device):
@@ -180,17 +180,17 @@ def test_a_winner_that_is_no_longer_legal_is_not_taken(device):
     where = winners.key(attn.text, HERE, SHAPE, "forward")
     legal = planner.choices_of(model)
     for wrong in ({"stages": 400}, {"tile_q": 24}, {"warps": 64}, {"of_tomorrow": 1}, {"tile_k": {"a": 1}}):
-        winners.keep(attn.cache, where, {**legal, **wrong}, {})
-        assert attn._planned(PLACE, bucket, 32).choice.plan == model, wrong
+        winners.keep(attn.kernels.cache, where, {**legal, **wrong}, {})
+        assert attn.kernels.planned(PLACE, bucket, 32).choice.plan == model, wrong
 
 
 def test_the_last_winner_counts_and_clear_leaves_it(device):
     attn = attncc.compile(TEXT)
     keep(attn, SHAPE, at=2)
     won = keep(attn, SHAPE, at=4)
-    attn.cache.clear()
+    attn.kernels.cache.clear()
     assert winners.find(Cache(), attn.text, HERE, SHAPE) == {"forward": won.choices}
-    attn.cache.clear(winners=True)
+    attn.kernels.cache.clear(winners=True)
     assert winners.find(Cache(), attn.text, HERE, SHAPE) == {}
 
 

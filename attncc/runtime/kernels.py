@@ -1,0 +1,141 @@
+"""The generated files that serve an attention's calls: found by what a call is, else planned and built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attncc import pipeline
+from attncc.ir import Schedule, Shape
+from attncc.runtime import winners
+from attncc.runtime.cache import Cache, Entry
+from attncc.runtime.device import INTERPRETED_AS, INTERPRETER
+from attncc.runtime.keys import CallKey, Toolchain, key_digest, plain, toolchain
+from attncc.runtime.loader import load_module
+
+if TYPE_CHECKING:
+    from attncc.frontend import Parsed
+
+ROUTE = "route.json"
+Place = tuple[str, "winners.Device | None"]  # a target, and the device whose winners hold
+
+
+@dataclass(frozen=True)
+class Route:
+    """What serves a class of calls: the algorithm, and the files for aligned tensors and for any, by their digests."""
+
+    algorithm: str
+    aligned: str
+    general: str
+
+
+class Kernels:
+    """Files of one spec, as modules; each is loaded once. `tuned` takes the place of what was kept for a device."""
+
+    def __init__(
+        self, parsed: Parsed, consts: Mapping[str, int], text: str, tuned: pipeline.Tuned | None,
+        planned: pipeline.Planned | None = None,
+    ) -> None:  # fmt: skip
+        self.parsed, self.consts, self.text, self.tuned = parsed, consts, text, tuned
+        self._given = planned
+        self._plans: dict[tuple[Any, ...], pipeline.Planned] = {}
+        self._routes: dict[tuple[Any, ...], Route] = {}
+        self._modules: dict[tuple[str, str], ModuleType] = {}
+
+    @cached_property
+    def cache(self) -> Cache:
+        return Cache()
+
+    @cached_property
+    def tools(self) -> Toolchain:
+        return toolchain()
+
+    def having(self, tuned: pipeline.Tuned, planned: pipeline.Planned) -> Kernels:
+        """The same with these choices, of which `planned` is the plan for any shape; loads nothing twice."""
+        made = Kernels(self.parsed, self.consts, self.text, tuned, planned)
+        made.cache, made.tools = self.cache, self.tools
+        return made
+
+    def forget(self) -> None:
+        """Look winners up again."""
+        self._plans.clear()
+        self._routes.clear()
+
+    def planned(self, place: Place, shape: Shape, int_bits: int) -> pipeline.Planned:
+        """The forward pass of a bucket of shapes, and the choices for the others."""
+        if self._given is not None and self._given.choice.plan.int_bits == int_bits:
+            return self._given
+        key = place, shape, int_bits
+        if key not in self._plans:
+            interpreted, tuned = place[0] == INTERPRETER, self._tuned(place, shape)
+            goal, parsed = (INTERPRETED_AS, self._triton()) if interpreted else (place[0], self.parsed)
+            self._plans[key] = pipeline.plan_parsed(parsed, self.consts, {}, shape, goal, int_bits, tuned)
+        return self._plans[key]
+
+    def _triton(self) -> Parsed:
+        """The spec for Triton's interpreter, which knows no Gluon."""
+        spec = self.parsed.spec
+        pinned = (*spec.schedules, Schedule(INTERPRETED_AS, algorithm="fa2"))
+        return replace(self.parsed, spec=replace(spec, schedules=pinned))
+
+    def _tuned(self, place: Place, shape: Shape) -> pipeline.Tuned:
+        if self.tuned is not None or place[1] is None:
+            return self.tuned or {}
+        return winners.find(self.cache, self.text, place[1], shape)
+
+    def route(self, place: Place, shape: Shape, int_bits: int) -> Route:
+        """By the cache, else by a plan. TypeError, PlanError, … as planning raises them."""
+        key = place, shape, int_bits
+        if key not in self._routes:
+            if self._given is not None:
+                self._routes[key] = self._planned_route(place, shape, int_bits)
+            else:
+                asked = CallKey(
+                    spec=self.text, consts=tuple(sorted(self.consts.items())), target=place[0], shape=plain(shape),
+                    int_bits=int_bits, tuned=plain(self._tuned(place, shape)), toolchain=self.tools,
+                )  # fmt: skip
+                entry = self.cache.get_or_build(asked, partial(self._write_route, place, shape, int_bits))
+                self._routes[key] = Route(**json.loads(entry.text(ROUTE)))
+        return self._routes[key]
+
+    def _planned_route(self, place: Place, shape: Shape, int_bits: int) -> Route:
+        planned = self.planned(place, shape, int_bits)
+        kernels = pipeline.every_kernel(planned) if self._given is None else (planned,)
+        names = [key_digest(pipeline.kernel_key(one, self.tools, False)) for one in kernels]
+        return Route(planned.choice.plan.algorithm, names[0], names[-1])
+
+    def _write_route(self, place: Place, shape: Shape, int_bits: int, folder: Path) -> None:
+        content = plain(self._planned_route(place, shape, int_bits))
+        (folder / ROUTE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    def forward(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> ModuleType:
+        """The file for a call's tensors: `aligned` are those that TMA takes."""
+        route = self.route(place, shape, int_bits)
+        entry = self.cache.load("kernel", route.aligned if aligned else route.general)
+        if entry is None:
+            planned = self.planned(place, shape, int_bits)
+            wanted = planned if aligned else pipeline.every_kernel(planned)[-1]
+            entry = pipeline.kernel(wanted, self.cache, self.tools, resources=False)
+        return self._module(place[0], entry)
+
+    def other(self, place: Place, planned: pipeline.Planned) -> ModuleType:
+        """The file of another pass."""
+        return self._module(place[0], pipeline.kernel(planned, self.cache, self.tools, resources=False))
+
+    def _module(self, target: str, entry: Entry) -> ModuleType:
+        known = (target, entry.digest)
+        if known not in self._modules:
+            file = next(name for name in entry.files if name.endswith(".py"))
+            source, name = entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}"
+            self._modules[known] = module = load_module(entry.path / file, source, name)
+            if entry.key["target"]["backend"] and target != INTERPRETER:
+                from attncc.runtime.binaries import Binaries
+
+                Binaries(self.cache, sha256(source).hexdigest()).attach(module)
+        return self._modules[known]
