@@ -1,7 +1,7 @@
 """The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
 
     python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT] [--no-flex]
-        [--warm SECONDS] [--json NAME]
+        [--flex-default] [--warm SECONDS] [--json NAME]
 
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
 autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
@@ -96,7 +96,9 @@ def pass_of(call: Callable[[], torch.Tensor], inputs: list[torch.Tensor], d_out:
     return lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True)
 
 
-def rivals(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, with_flex: bool) -> dict[str, Callable[[], Any]]:
+def rivals(
+    row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, with_flex: bool, tuned: bool
+) -> dict[str, Callable[[], Any]]:
     """What the peers can do of this row; FlexAttention has no backward pass for every size."""
     q, k, v = inputs
     made: dict[str, Callable[[], Any]] = {}
@@ -105,7 +107,7 @@ def rivals(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, with_flex:
             made[name] = pass_of(peer(q, k, v, row.causal), inputs, d_out)
     if with_flex and row.spec != "relative_bias":
         try:
-            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score)[0], inputs, d_out)
+            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, tuned)[0], inputs, d_out)
             made["flex"]()
         except Exception as fault:  # a fault of theirs is a gap in the table, and is told
             made.pop("flex", None)
@@ -117,7 +119,7 @@ def compile_flex(part: str, index: int) -> None:
     """FlexAttention's backward pass for one row, tuned; what it compiles stays in Triton's cache."""
     row = MADE[part]()[index]
     inputs, d_out = tensors(row)
-    rivals(replace(row, causal=None), inputs, d_out, True)
+    rivals(replace(row, causal=None), inputs, d_out, True, True)
 
 
 def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -126,7 +128,7 @@ def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [x.requires_grad_() for x in inputs], d_out
 
 
-def measure(row: Row, with_flex: bool) -> dict[str, Any]:
+def measure(row: Row, with_flex: bool, tuned: bool) -> dict[str, Any]:
     inputs, d_out = tensors(row)
     q, k, v = inputs
     attn = attncc.load(SPECS / f"{row.spec}.attn")
@@ -136,7 +138,7 @@ def measure(row: Row, with_flex: bool) -> dict[str, Any]:
     off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
     same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
     flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
-    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, with_flex)})
+    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, with_flex, tuned)})
     return {
         "row": row.name, "part": row.part, "error": off, "same": f"{same} of {RUNS}", "tflop": flops / 1e12,
         "ms": {n: round(t, 4) for n, t in ms.items()},
@@ -167,6 +169,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name holds this text")
     parser.add_argument("--json", default="backward.json")
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--flex-default", action="store_true", help="FlexAttention's own choice, without max-autotune")
     parser.add_argument(
         "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
     )
@@ -179,11 +182,11 @@ def main() -> None:
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": forward.ROUNDS,
-        "bytes_beyond": round(memory(), 2), "rows": [],
+        "bytes_beyond": round(memory(), 2), "flex_tuned": not options.flex_default, "rows": [],
     }  # fmt: skip
     print(f"beyond inputs, output and gradients at {LONG} rows: {record['bytes_beyond']} bytes a row", flush=True)
     for _, _, row in rows:
-        result = measure(row, not options.no_flex)
+        result = measure(row, not options.no_flex, not options.flex_default)
         record["rows"].append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(f"{result['row']:40s} {shown}   error {result['error']:.1e}  same {result['same']}", flush=True)

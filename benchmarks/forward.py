@@ -1,7 +1,7 @@
 """The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
 
     python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT] [--no-flex] [--warm SECONDS]
-        [--json NAME]
+        [--json NAME] [--algorithm NAME]
 
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
@@ -142,10 +142,17 @@ def compile_flex(part: str, index: int) -> None:
     peers.flex(*tensors(row), row.mask, row.score)[0]()
 
 
-def measure(row: Row, with_flex: bool) -> dict[str, Any]:
+def compiled(row: Row, algorithm: str | None) -> attncc.Attention:
+    """The spec of a row, with the algorithm that the planner chooses or with this one."""
+    text = (SPECS / f"{row.spec}.attn").read_text(encoding="utf-8")
+    pinned = f"\n    schedule {{ algorithm {algorithm} }}\n}}" if algorithm else "}"
+    return attncc.compile(text.rstrip().removesuffix("}") + pinned, row.spec)
+
+
+def measure(row: Row, with_flex: bool, algorithm: str | None = None) -> dict[str, Any]:
     q, k, v = tensors(row)
     start = time.perf_counter()
-    attn = attncc.load(SPECS / f"{row.spec}.attn")
+    attn = compiled(row, algorithm)
     out = attn(q, k, v, **row.params)
     torch.cuda.synchronize()
     first = time.perf_counter() - start
@@ -179,6 +186,7 @@ def main() -> None:
     parser.add_argument(
         "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
     )
+    parser.add_argument("--algorithm", help="pinned in every spec; the planner's choice where it is left out")
     options = parser.parse_args()
     torch.manual_seed(0)
     wanted = options.rows.split(",")
@@ -187,7 +195,7 @@ def main() -> None:
         peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []
     for _, _, row in rows:
-        result = measure(row, not options.no_flex)
+        result = measure(row, not options.no_flex, options.algorithm)
         results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(
@@ -197,6 +205,7 @@ def main() -> None:
         record = {
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
             "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": ROUNDS, "rows": results,
+            "algorithm": options.algorithm,
         }  # fmt: skip
         Path(options.out).mkdir(parents=True, exist_ok=True)
         (Path(options.out) / options.json).write_text(json.dumps(record, indent=1) + "\n")
