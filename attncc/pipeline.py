@@ -210,10 +210,6 @@ def backward(planned: Planned) -> Planned:
     from attncc import planner
 
     chosen = planned.choice.plan
-    if planned.target.is_gpu and planned.spec.ragged:
-        raise NotImplementedError(
-            f"{planned.spec.name} on {planned.target.name}: gradients of packed sequences are not built yet"
-        )
     if not planned.target.is_gpu:
         plan = replace(chosen, direction=BACKWARD)
     else:

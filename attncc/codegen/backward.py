@@ -94,6 +94,7 @@ class PassView:
     dropout: str = ""
     chain: tuple[str, ...] = ()
     alike: Alike | None = None  # takes the place of pair_lines and score_lines, and goes on where the chain ends
+    seen_lines: tuple[str, ...] = ()  # of the mask, what the part that keys decide needs first
     mask_lines: tuple[str, ...] = ()
     mask: str = ""
     key_mask: str = ""
@@ -117,6 +118,8 @@ class BackwardView:
     docstring: str
     arguments: str
     free_axes: tuple[tuple[str, str], ...]
+    seq: str
+    starts: str  # what a call of packed sequences passes beside
     statistics: bool
     dropout: bool
     delta: PassView
@@ -155,7 +158,7 @@ def render_backward(
 
 
 def backward_file_name(spec_name: str, plan: KernelPlan) -> str:
-    return f"{spec_name}_backward_{plan.target}.py"
+    return launch.file_name(spec_name, plan)
 
 
 def backward_view(
@@ -168,23 +171,14 @@ def backward_view(
     cells = tuple(make.cells(s) for s in make.sites if s.apart)
     statistics = normaliser(spec).has_lse
     passes = (*((delta,) if statistics else ()), dkdv, dq, *cells)
-    d, dv = plan.head_dim, plan.head_dim_v
-    docstring = (
-        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}], out and d_out [B, H, Q, {dv}] in {plan.dtype},\n"
-        + (
-            "    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.\n\n"
-            if statistics
-            else "    any strides; there is no lse.\n\n"
-        )
-        + "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
-    )
-    found, check = collected(spec, make.sites, make.names), dense_check(prepared(spec), make.names)
+    found, check = collected(spec, make.sites, make.names, dq.tile_q), dense_check(prepared(spec), make.names)
     learned = [name for name, _, _ in found.gradients]
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
     checked += [f'({i}, ("{name}", more["{name}"]))' for i, name in enumerate(learned, 3)]
     return BackwardView(
-        banner=banner, docstring=docstring, arguments=_call_arguments(spec, make.names),
+        banner=banner, docstring=_docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
+        seq=dq.seq, starts="".join(f", {name}={name}.to(device)" for name in launch.starts(spec)),
         statistics=statistics, dropout=spec.dropout is not None, delta=delta, dkdv=dkdv, dq=dq, cells=cells,
         passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
@@ -217,7 +211,7 @@ class Builder:
 
     def delta(self) -> PassView:
         return self._view(
-            self.kernel["delta"], delta_arguments(self.plan), PassPlan(STATISTICS, self.plan.tile_k, 1, 8)
+            self.kernel["delta"], delta_arguments(self.spec, self.plan), PassPlan(STATISTICS, self.plan.tile_k, 1, 8)
         )
 
     def rows(self, visits: Visits) -> PassView:
@@ -256,9 +250,10 @@ class Builder:
         key_lines = lowering.take("key")
         pair_lines = (*found.lines, *lowering.take("pair"))
         mask = conjoin(lowering, spec.masks, "row < q_len" if which == "dkdv" else "k < k_len")
-        mask_lines = (*(() if which == "dkdv" else lowering.take("key")), *lowering.take("pair"))
+        by_keys, mask_lines = () if which == "dkdv" else lowering.take("key"), lowering.take("pair")
         by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
         key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
+        seen_lines, mask_lines = (by_keys, mask_lines) if key_mask and which == "dq" else ((), (*by_keys, *mask_lines))
         tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None
         view = visits_view(visits, lowering)
         swapped = which == "dkdv"
@@ -272,8 +267,8 @@ class Builder:
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
             chain=found.chain, alike=same,
-            mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view, tables=tables_text, sites=mine,
-            slots=any(s.kind == "table" for s in mine),
+            seen_lines=seen_lines, mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view,
+            tables=tables_text, sites=mine, slots=any(s.kind == "table" for s in mine),
             begin_lines=sums[0], end_lines=sums[1],
             helpers=frozenset(lowering.printer.helpers),
         )  # fmt: skip
@@ -319,7 +314,7 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
     side = "TILE_K" if which == "dkdv" else "TILE_Q"
     for s in mine:
         if s.kind in ("table", "row_table"):
-            own = "at" if s.kind == "row_table" else "(head * slots + mine - slots_before).to(tl.int64)"
+            own = "at" if s.kind == "row_table" else f"({_table(lowering.spec)} - slots_before).to(tl.int64)"
             lines.append(f"{s.pointer} += {own} * cells_{s.name}")
         if s.gathers or s.kind == "key":
             lines.append(f"{s.name} = tl.zeros([{side}, 1], tl.float32)")
@@ -335,20 +330,42 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
     return tuple(lines)
 
 
+def _table(spec: AttentionSpec) -> str:
+    """The number of a program's own table among those of all tiles of rows."""
+    return "h * slots + slot" if spec.ragged else "head * slots + mine"
+
+
 def _end(lowering: Lowering, mine: Sequence[Site]) -> tuple[str, ...]:
     return tuple(line for s in mine if s.gathers or s.apart or s.kind == "key" for line in end_lines(lowering, s))
 
 
+def _docstring(spec: AttentionSpec, plan: KernelPlan, statistics: bool) -> str:
+    d, dv = plan.head_dim, plan.head_dim_v
+    if spec.ragged:
+        forms, rows = (f"[total_q, H, {d}]", f"[total_k, H_kv, {d}]", f"[total_k, H_kv, {dv}]"), "[H, total_q]"
+        out, packed = f"[total_q, H, {dv}]", " sequences as in forward;"
+    else:
+        forms, rows = (f"[B, H, Q, {d}]", f"[B, H_kv, K, {d}]", f"[B, H_kv, K, {dv}]"), "[B, H, Q]"
+        out, packed = f"[B, H, Q, {dv}]", ""
+    lse = f"lse and d_lse {rows} in float32; any strides,{packed} d_lse may be None." if statistics else (
+        f"any strides;{packed} there is no lse."
+    )  # fmt: skip
+    return (
+        f"q {forms[0]}, k {forms[1]}, v {forms[2]}, out and d_out {out} in {plan.dtype},\n    {lse}\n\n"
+        "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
+    )
+
+
 def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
-    params += ["seed"] if spec.dropout is not None else []
+    params = [*launch.starts(spec), *params, *(["seed"] if spec.dropout is not None else [])]
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])
 
 
 def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
     """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
     dq, dkdv = (_pass_text(pass_plan(plan, which)) for which in ("dq", "dkdv"))
-    made, checked = f"attncc build {spec.name}.attn --target {plan.target}", backward_file_name(spec.name, plan)
+    made, checked = launch.build_command(spec, plan), backward_file_name(spec.name, plan)
     return (
         *comment(text),
         f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",

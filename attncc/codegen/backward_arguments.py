@@ -8,7 +8,7 @@ from dataclasses import replace
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.parts import split
-from attncc.codegen.signature import POINTEES, Argument, arguments
+from attncc.codegen.signature import POINTEES, Argument, arguments, strides
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan
 
 OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v")}
@@ -16,16 +16,18 @@ STATISTICS = ("Lse_2", "Delta")  # of rows
 STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out")}
 
 
-def delta_arguments(plan: KernelPlan) -> tuple[Argument, ...]:
+def delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ...]:
     """Of the kernel before the others, over rows. `D_lse` may be None, which is a constant then."""
     pointer = "*" + POINTEES[plan.dtype]
     made = [
         Argument("Out", pointer, "pointer", "call", "out"), Argument("D_out", pointer, "pointer", "call", "d_out"),
         Argument("D_lse", "*fp32", "pointer", "output", "d_lse"),
         *(Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse", "Lse_2", "Delta")),
-        *_strides("o", "out"), *_strides("g", "d_out"),
+        *([Argument("Starts_q", "*i32", "pointer", "starts", "cu_seqlens_q")] if spec.ragged else []),
+        *strides(spec, "o", "out"), *strides(spec, "g", "d_out"),
     ]  # fmt: skip
-    made += [Argument(name, "i32", "scalar", "call", name) for name in ("q_len", "h_len")]
+    lengths = ("total_q", "b_len", "h_len") if spec.ragged else ("q_len", "h_len")
+    made += [Argument(name, "i32", "scalar", "call", name) for name in lengths]
     return (*made, Argument("TILE_Q", "constexpr", "constexpr", "tile", "TILE_Q"))
 
 
@@ -43,14 +45,15 @@ def pass_arguments(
         inputs += _descriptors(kernel, plan, own, STATISTICS if normaliser(spec).has_lse else ())
     outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in OUTPUTS.get(kernel, ())]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]
-    strides = [a for a in base if a.owner == "call" and "stride" in a.kind]
-    others = [a for a in base if a.owner != "output" and a not in inputs and a not in strides]
-    pointers = [a for a in others if a.kind == "pointer" and a.owner == "parameter"]
+    several = [a for a in base if a.owner == "call" and "stride" in a.kind]
+    others = [a for a in base if a.owner != "output" and a not in inputs and a not in several]
+    pointers = [a for a in others if a.kind == "pointer" and a.owner in ("parameter", "starts")]
     rest = [a for a in others if a not in pointers and not (kernel not in OUTPUTS and a.name == "together")]
     cells = [Argument(f"cells_{s.name}", "i32", "scalar", "gradient", f"cells_{s.name}") for s in sites if tabled(s)]
     if any(s.kind == "table" for s in sites):
         cells += [Argument(name, "i32", "scalar", "gradient", name) for name in ("slots", "slots_before")]
-    return (*inputs, *outputs, *pointers, *strides, *_strides("g", "d_out"), *rest[:-2], *cells, *rest[-2:])
+    gradient = strides(spec, "g", "d_out")
+    return (*inputs, *outputs, *pointers, *several, *gradient, *rest[:-2], *cells, *rest[-2:])
 
 
 def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Sequence[str]) -> list[Argument]:
@@ -77,11 +80,3 @@ def _pointee(site: Site) -> str:
     """Cells that one program writes once have the parameter's own type; sums are float32."""
     direct = site.kind == "cells" and not site.apart
     return "*" + POINTEES[site.param.element or ""] if direct else "*fp32"
-
-
-def _strides(letter: str, value: str) -> list[Argument]:
-    kinds = ("stride", "stride", "stride", "last_stride")
-    return [
-        Argument(f"stride_{letter}{axis}", "i64", kind, "call", f"{value}.stride({i})")
-        for i, (axis, kind) in enumerate(zip("bhmd", kinds, strict=True))
-    ]

@@ -225,13 +225,16 @@ def end_lines(lowering: Lowering, site: Site) -> list[str]:
     """What is kept in the loop goes to memory."""
     if site.kind == "program":
         total = f"tl.sum(tl.where(row < q_len, {site.name}, 0.0))"
-        return [f"tl.store({site.pointer} + (head * tl.cdiv(q_len, TILE_Q) + mine), {total})"]
+        own = "h * tiles + slot" if lowering.spec.ragged else "head * tl.cdiv(q_len, TILE_Q) + mine"
+        return [f"tl.store({site.pointer} + ({own}), {total})"]
     if site.apart:
         return [f"tl.store({cell_pointer(lowering, site)}, {site.name}, {cell_inside(lowering, site)})"]
     if site.kind == "row":
         return [f"tl.store({site.pointer} + at, {site.name}, row < q_len)"]
     if site.kind == "key":
-        return [f"tl.store({site.pointer} + (b * h_len + h).to(tl.int64) * k_len + k, {site.name}, k < k_len)"]
+        ragged = lowering.spec.ragged
+        own = "h.to(tl.int64) * total_k + k_start + k" if ragged else "(b * h_len + h).to(tl.int64) * k_len + k"
+        return [f"tl.store({site.pointer} + {own}, {site.name}, k < k_len)"]
     inside = " & ".join(["(row < q_len)", *_inside(lowering, site)])
     return [f"tally({site.pointer}, {table_cell(lowering, site)}, {site.name}, {inside})"]
 

@@ -76,10 +76,19 @@ def sites(spec: AttentionSpec) -> tuple[Site, ...]:
 
 def unbuilt(spec: AttentionSpec) -> list[tuple[Param, str]]:
     """Parameters whose gradient the Triton kernels cannot sum yet, each with the reason in words."""
-    return [
-        (s.param, f"a gradient of {s.param.name}, read at a key and at another index together, is not built yet")
-        for s in sites(spec) if s.kind == "unbuilt"
-    ]  # fmt: skip
+    found = ((s.param, _unbuilt(spec, s)) for s in sites(spec))
+    return [(p, f"a gradient of {p.name}, {why}, is not built yet") for p, why in found if why]
+
+
+def _unbuilt(spec: AttentionSpec, s: Site) -> str:
+    """What it is about a site, in words; empty where it is built."""
+    if s.kind == "unbuilt":
+        return "read at a key and at another index together"
+    if not spec.ragged or s.kind == "program":
+        return ""
+    if s.kind == "table":
+        return "of packed sequences a table for each" if any(axis == "b" for _, axis in s.own) else ""
+    return "" if spec.packed_axis(s.param) else "of packed sequences one for the positions of all"
 
 
 def _site(p: Param, at: Variable) -> Site:

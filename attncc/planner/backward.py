@@ -119,7 +119,8 @@ def _schedules(plan: KernelPlan, target: Target, which: str) -> tuple[str, tuple
     unit = matrix_unit(replace(plan, tile_q=128, warps=8), target)
     size = ELEMENT_BYTES.get(plan.dtype, 4)
     rows = all(d * size % 16 == 0 for d in (plan.head_dim, plan.head_dim_v))
-    if unit == "wgmma" and target.caps.has_tma and rows and size == 2:
+    dense = plan.layout == "dense"  # TMA would go on into the next of packed sequences
+    if unit == "wgmma" and target.caps.has_tma and rows and size == 2 and dense:
         return "descriptor", BY_DESCRIPTOR[which]
     return "pointer", BY_POINTER[unit]
 

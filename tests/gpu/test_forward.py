@@ -5,12 +5,15 @@ python -m pytest -q tests/gpu
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 import attncc
+from attncc.ir import Layout
 from attncc.runtime.check import check
 from attncc.runtime.reference import reference
 
@@ -147,3 +150,29 @@ def test_a_second_stream():
         there = attn(q, q, q)
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("path", [p for p in SPECS if p.stem != "dense_bias"], ids=lambda p: p.stem)
+def test_every_spec_packed(path: Path):
+    """Between sequences of other lengths; dense_bias has a cell for each pair of a sequence."""
+    spec = attncc.load(path).parsed.spec
+    report = check(replace(spec, layout=Layout("ragged", "ragged")), device="cuda")
+    assert report.passed, report
+
+
+def test_packed_sequences_of_many_lengths():
+    attn = attncc.load(SPECS[0].parent / "causal.attn")
+    lengths = [0, 1, 700, 129, 0, 128, 2048, 5]
+    cu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
+    q, k, v = (draw(sum(lengths), h, 64, seed=i).requires_grad_() for i, h in enumerate((8, 2, 2)))
+    d_out = draw(sum(lengths), 8, 64, seed=4)
+    out, lse = attn.varlen(q, k, v, cu, return_lse=True, validate=True)
+    found = torch.autograd.grad(out, (q, k, v), d_out)
+    for a, b in pairwise(cu.tolist()):
+        one = [x[a:b].detach().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
+        alone, alone_lse = attn(*one, return_lse=True)
+        assert torch.allclose(alone[0].transpose(0, 1), out[a:b], atol=2e-2)
+        assert torch.allclose(alone_lse[0], lse[:, a:b], atol=1e-3)
+        back = torch.autograd.grad(alone, one, d_out[a:b].transpose(0, 1)[None])
+        for x, y in zip(back, found, strict=True):
+            assert torch.allclose(x[0].transpose(0, 1), y[a:b], atol=5e-2)

@@ -48,5 +48,5 @@ def test_every_spec(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [p for p in SPECS if p.stem not in WITHOUT], ids=lambda p: p.stem)
 def test_every_spec_in_the_interpreter(path):
-    report = check(packed(path), "interpreter", gradients=False)
+    report = check(packed(path), "interpreter")
     assert report.passed, report

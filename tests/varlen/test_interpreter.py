@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
-def test_every_case_in_the_interpreter():
+@pytest.mark.parametrize("file", ["test_cases.py", "test_gradients.py"])
+def test_every_case_in_the_interpreter(file):
     kept = {n: x for n, x in os.environ.items() if not n.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "tests/varlen/test_cases.py", "-q", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", f"tests/varlen/{file}", "-q", "-m", "not slow"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         cwd=ROOT, env={**kept, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=280,
