@@ -167,7 +167,7 @@ def plan_parsed(
     spec, goal = frontend.bind(parsed, consts), target(target_name)
     visits = analysis.kernel_visits(spec, forward=True) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
     choice = planner.choose(spec, shape, goal, visits)
-    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=bool(tables_of(visits))))
+    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=tables_of(visits).made))
     planned = Planned(parsed, spec, consts, values, shape, goal, visits, choice)
     return _with_tuned(planned, tuned) if tuned and goal.is_gpu else planned
 

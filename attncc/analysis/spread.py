@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attncc.analysis.evaluate import Env, evaluate
+from attncc.analysis.solve import visits
 from attncc.ir import AttentionSpec, Visits, tile_names
 
 SHORT, LONG, TILE = 2**14, 2**17, 64
@@ -16,6 +17,8 @@ def spread(spec: AttentionSpec, v: Visits) -> str:
     if not spec.masks:
         return "all"
     tested = v.may is not None or v.must is not None
+    if tested and not v.full:  # ranges may have been left out because they are long to print
+        v = v if v.listed else visits(spec, v.outer, tables=True)
     if tested and not v.full:
         return "scattered"
     try:

@@ -233,7 +233,7 @@ class Builder:
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
         spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)
         tables = tables_of(visits, spec.ragged)
-        args = pass_arguments(which, spec, replace(plan, tables=bool(tables)), own, self.names, mine)
+        args = pass_arguments(which, spec, replace(plan, tables=tables.made), own, self.names, mine)
         ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
         taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
 

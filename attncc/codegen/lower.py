@@ -9,7 +9,7 @@ from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import banded, cheaper, fold
 from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, LANGUAGES, TERM, Printer
 from attncc.codegen.signature import stride_name, vectorized
-from attncc.codegen.tables import LARGEST, Tables
+from attncc.codegen.tables import LARGEST, SCANS, Tables
 from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
@@ -117,8 +117,9 @@ class Lowering:
         else:
             tile, place = self.printer(read.indices[-1]), self.tables.place(summary)
             lanes = "" if summary.axis == self.tables.outer else f", mask={tile} < {summary.axis}_tiles, other=0"
-            at = " + ".join(filter(None, ("Tables", place, self.tables.first(summary.axis), tile)))
-            code = f"{self.language}.load({at}{lanes})"
+            scan = summary.reduce in SCANS
+            at = " + ".join(filter(None, ("Scans" if scan else "Tables", place, self.tables.first(summary.axis), tile)))
+            code = f"{self.language}.load({at}{lanes})" + (f".to({self.language}.int{self.int_bits})" if scan else "")
             self.lines["program"].append(f"{name} = {code}")
         self._reads[read] = name
 

@@ -27,7 +27,27 @@ class Names:
 
 
 # Words that the lowerings write themselves.
-WORDS = ("keep", "masked", "full", "range", "slice", "min", "max", "abs", "len", "int", "bool", "float", "i", "j", "tl")
+WORDS = (
+    "keep",
+    "masked",
+    "full",
+    "range",
+    "slice",
+    "min",
+    "max",
+    "abs",
+    "len",
+    "int",
+    "bool",
+    "float",
+    "i",
+    "j",
+    "tl",
+    "tables",
+    "scans",
+    "every_tables",
+    "every_scans",
+)
 
 MOST_PARTS = 10  # powers of two in a head of at most 512 columns
 

@@ -13,6 +13,7 @@ from attncc.codegen.signature import Argument, table_arguments
 from attncc.codegen.tables import Tables
 from attncc.ir import Visits
 
+NUMBERS = "torch.int16 if max({}, {}) < 32768 else torch.int32"  # the type of those of tiles
 SIDES = {"q": ("row", "row < q_len"), "k": ("key", "k < k_len")}  # of a side: its level, what lies inside its length
 
 
@@ -49,9 +50,9 @@ class TablesView:
     program: str
     programs: str
     unpack: str
-    block: str
+    blocks: tuple[tuple[str, str], ...]  # what is made, and the elements for one batch entry and head
     counts: tuple[str, str]  # the launcher's numbers of tiles in a block, inner and outer
-    dtype: str
+    dtypes: dict[str, str]
     lines: tuple[str, ...]
     stores: tuple[tuple[str, str], ...]
     row_lines: tuple[str, ...]
@@ -81,7 +82,8 @@ def tables_view(
         outer=tables.outer, inner=other, first=own["first"], last=own["last"],
         signature=launch.signature_lines(used), jit_options=launch.jit_options(used),
         launch=launch.launch_lines(used, names), program=tables.program, programs=tables.programs, unpack=tables.unpack,
-        block=tables.block, counts=tables.counts, dtype=f"torch.int{int_bits}", stores=stores,
+        blocks=tables.blocks, counts=tables.counts, stores=stores,
+        dtypes={"Tables": f"torch.int{int_bits}", "Scans": NUMBERS.format(*tables.counts)},
         lines=(*inner.take("program"), *inner.take(inner_level)),
         row_lines=outer.take(own_level), scan_lines=outer.take("program"), scans=scans,
         listing=listing,

@@ -59,7 +59,8 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     if spec.dropout is not None:
         made.append(Argument("seed", "i64", "scalar", "call", "seed"))
     if plan.tables:
-        made.append(Argument("Tables", f"*i{plan.int_bits}", "pointer", "tables", "tables"))
+        widths = {"Tables": plan.int_bits, "Scans": 16}
+        made += [Argument(name, f"*i{widths[name]}", "pointer", "tables", name.lower()) for name in plan.tables]
         made += [Argument(name, "i32", "scalar", "tables", name) for name in tile_counts(spec)]
     for p in spec.scalars:
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))

@@ -18,7 +18,8 @@ LARGEST = {32: 2**31 - 1, 64: 2**63 - 1}
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one kernel: `reduced` over tiles of the inner axis, then `scanned` for tiles of the outer one."""
+    """The tables of one kernel. `Tables` holds what is `reduced` over tiles of the inner axis and the lists; `Scans`
+    what is `scanned` for tiles of the outer one, which are numbers of tiles and mostly fit 16 bits."""
 
     outer: str  # q | k
     reduced: tuple[Summary, ...]
@@ -61,11 +62,17 @@ class Tables:
         return f"{axis}_slot" if self.ragged else ""
 
     @property
-    def block(self) -> str:
-        """Elements in a block, by the numbers of tiles on both sides."""
+    def blocks(self) -> tuple[tuple[str, str], ...]:
+        """What is made, and the elements in a block of it, by the numbers of tiles on both sides."""
         inner, outer = self.counts
-        parts = [f"{len(t)} * {n}" for t, n in ((self.reduced, inner), (self.scanned, outer)) if t]
-        return " + ".join([*parts, *([f"{self.list_size} * {outer}"] if self.listed else [])])
+        reduced = [f"{len(self.reduced)} * {inner}"] if self.reduced else []
+        lists = [f"{self.list_size} * {outer}"] if self.listed else []
+        tables = (("Tables", " + ".join([*reduced, *lists])),) if reduced or lists else ()
+        return (*tables, *((("Scans", f"{len(self.scanned)} * {outer}"),) if self.scanned else ()))
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.blocks)
 
     @property
     def list_size(self) -> str:
@@ -75,17 +82,14 @@ class Tables:
     @property
     def list_place(self) -> str:
         """Where the lists begin in a block."""
-        inner, outer = ("k_tiles", "q_tiles") if self.outer == "q" else ("q_tiles", "k_tiles")
-        before = (_times(len(self.reduced), inner), _times(len(self.scanned), outer))
-        return " + ".join(t for t in before if t)
+        return _times(len(self.reduced), "k_tiles" if self.outer == "q" else "q_tiles")
 
     def place(self, summary: Summary) -> str:
         """Where a summary's table begins in its block."""
         inner, outer = self.counts
         if summary in self.reduced:
             return _times(self.reduced.index(summary), inner)
-        before = _times(len(self.reduced), inner)
-        return " + ".join(t for t in (before, _times(self.scanned.index(summary), outer)) if t)
+        return _times(self.scanned.index(summary), outer)
 
     @property
     def held(self) -> tuple[Expr, ...]:

@@ -82,13 +82,20 @@ def _stored(planned: Planned) -> tuple[Summary, ...]:
 
 
 def _table(planned: Planned, summary: Summary) -> dict[str, Any]:
-    """A table that is made before the kernel, and its bytes in this call: four for each tile."""
+    """A table that is made before the kernel, and its bytes in this call: four for each tile, of scans mostly two."""
     shape, plan = planned.shape, planned.choice.plan
     length, tile = (shape.q_len, plan.tile_q) if summary.axis == "q" else (shape.k_len, plan.tile_k)
     extents = {"b": shape.batch, "h": shape.heads, "h_kv": shape.kv_heads}
-    size = 4 * -(-length // tile) * prod(extents[axis] for axis in summary.over)
+    element = 2 if summary.reduce in ("first", "stop", "run") and planned.target.is_gpu and _few_tiles(planned) else 4
+    size = element * -(-length // tile) * prod(extents[axis] for axis in summary.over)
     facts = {"name": summary.name, "axis": summary.axis, "reduce": summary.reduce, "over": list(summary.over)}
     return {**facts, "bytes": size}
+
+
+def _few_tiles(planned: Planned) -> bool:
+    """Whether 16 bits hold the number of a tile."""
+    shape, plan = planned.shape, planned.choice.plan
+    return max(-(-shape.q_len // plan.tile_q), -(-shape.k_len // plan.tile_k)) < 2**15
 
 
 def _list(planned: Planned) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class KernelPlan:
     together: int = 8  # heads of K and V whose tiles run side by side, the longest first: they share L2
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     any_stride: bool = False  # the kernel beside a descriptor one, for calls that TMA cannot take
-    tables: bool = False  # the mask reads summaries of tensors, made by kernels before this one
+    tables: tuple[str, ...] = ()  # what kernels before this one make of the mask's tensors: Tables, Scans
     loads: str = "pointer"  # of K and V. pointer: any strides; descriptor: by TMA, 16-byte-aligned rows only
     max_registers: int = 0  # of a thread, enforced so that another block fits on the SM; 0 leaves it to the compiler
     pair_bytes: int = 0  # of tensor parameters that a step reads for each pair, side by side

@@ -99,7 +99,7 @@ def check_library(compiled: Compiled, stem: str, name: str, d: int, dtype: str) 
     plan = choose(spec, shape, target(name), visits).plan
     plans = [plan] if plan.loads == "pointer" else [plan, choose(spec, shape, target(name), visits, True).plan]
     for plan in plans:
-        found = compiled(spec, replace(plan, tables=bool(tables_of(visits))))
+        found = compiled(spec, replace(plan, tables=tables_of(visits).made))
         assert found.shared_bytes <= found.predicted_shared_bytes
         if triton.__version__ == PINNED:
             assert found.predicted_shared_bytes <= 1.10 * found.shared_bytes
@@ -112,7 +112,7 @@ def check_text(
     visits, shape = kernel_visits(spec), Shape(q_len=rows, head_dim=d, head_dim_v=dv, dtype=dtype)
     plans = [choose(spec, shape, target(name), visits, any_stride).plan for any_stride in (False, True)]
     for plan in plans if plans[0].loads == "descriptor" else plans[:1]:
-        found = compiled(spec, replace(plan, tables=bool(tables_of(visits))))
+        found = compiled(spec, replace(plan, tables=tables_of(visits).made))
         assert found.shared_bytes <= found.predicted_shared_bytes, (text, plan)
         if above is not None and triton.__version__ == PINNED:
             assert found.predicted_shared_bytes <= above * found.shared_bytes, (text, plan)

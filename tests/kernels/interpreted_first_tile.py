@@ -61,7 +61,7 @@ def main(names: list[str]) -> None:
         spec = frontend.parse(text or (SPECS / f"{name}.attn").read_text()).spec
         visits = analysis.kernel_visits(spec, forward=True)
         plan = KernelPlan("sm_90", "fa2", "q_outer", 64, 32, 2, 4, 32, 16, "f32", reference="first_tile",
-                          tables=bool(tables_of(visits)))  # fmt: skip
+                          tables=tables_of(visits).made)  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.py"
             path.write_text(codegen.render(spec, visits, plan), encoding="utf-8")
