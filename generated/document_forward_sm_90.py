@@ -2,8 +2,8 @@
 #     mask k <= q and doc[b, q] == doc[b, k]
 # }
 #
-# forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 288 spills, 96 KB of shared memory
+# forward · fa2 · tile 64 × 64 · 2 stages · 4 warps · K and V by TMA · the first tiles' maximum
+# sm_90, bf16, head size 128: 219 registers, no spills, 81 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build document.attn --target sm_90     checked by: python document_forward_sm_90.py
 
@@ -36,7 +36,7 @@ def load(pointers, inside, guarded: tl.constexpr):
     ],
 )
 def document_forward_tables(
-    doc, Tables,
+    doc, Tables, Scans,
     stride_doc_0: "i64", stride_doc_1,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
     q_tiles: "i32", k_tiles: "i32",
@@ -46,7 +46,7 @@ def document_forward_tables(
     slab, tile = tl.program_id(0) // k_tiles, tl.program_id(0) % k_tiles
     b, h = slab, 0
     k = tile * TILE_K + tl.arange(0, TILE_K)
-    Tables += slab.to(tl.int64) * (2 * k_tiles + 4 * q_tiles) + tile
+    Tables += slab.to(tl.int64) * (2 * k_tiles) + tile
     doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
     tl.store(Tables, tl.max(tl.where(k < k_len, doc_k, -2147483647)))
     tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, doc_k, 2147483647)))
@@ -61,7 +61,7 @@ def document_forward_tables(
     ],
 )
 def document_forward_scans(
-    doc, Tables,
+    doc, Tables, Scans,
     stride_doc_0: "i64", stride_doc_1,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
     q_tiles: "i32", k_tiles: "i32",
@@ -73,7 +73,8 @@ def document_forward_scans(
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
     q = row + (k_len - q_len)
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += slab.to(tl.int64) * (2 * k_tiles + 4 * q_tiles)
+    Tables += slab.to(tl.int64) * (2 * k_tiles)
+    Scans += slab.to(tl.int64) * (4 * q_tiles)
     doc_q = tl.load(doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1, mask=(0 <= q) & (q < k_len), other=0)
     doc_q_min = tl.min(tl.where(row < q_len, doc_q, 2147483647))
     doc_q_max = tl.max(tl.where(row < q_len, doc_q, -2147483647))
@@ -92,10 +93,10 @@ def document_forward_scans(
         first_2 = tl.minimum(first_2, tl.min(tl.where(holds, lane, k_tiles)))
         stop_2 = tl.maximum(stop_2, tl.max(tl.where(holds, lane + 1, 0)))
         count_2 += tl.sum(holds.to(tl.int32))
-    tl.store(Tables + 2 * k_tiles + mine, first_1)
-    tl.store(Tables + 2 * k_tiles + q_tiles + mine, stop_1)
-    tl.store(Tables + 2 * k_tiles + 2 * q_tiles + mine, first_2)
-    tl.store(Tables + 2 * k_tiles + 3 * q_tiles + mine, tl.where(stop_2 - first_2 == count_2, count_2, 0))
+    tl.store(Scans + mine, first_1)
+    tl.store(Scans + q_tiles + mine, stop_1)
+    tl.store(Scans + 2 * q_tiles + mine, first_2)
+    tl.store(Scans + 3 * q_tiles + mine, tl.where(stop_2 - first_2 == count_2, count_2, 0))
 
 
 @triton.jit(
@@ -107,7 +108,7 @@ def document_forward_scans(
     ],
 )
 def document_forward(
-    Q, K, V, Out, Lse, doc, Tables,
+    Q, K, V, Out, Lse, doc, Tables, Scans,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     stride_doc_0: "i64", stride_doc_1,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
@@ -131,16 +132,17 @@ def document_forward(
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    Tables += b.to(tl.int64) * (2 * k_tiles + 4 * q_tiles)
-    doc_q_first = tl.load(Tables + 2 * k_tiles + mine)
+    Tables += b.to(tl.int64) * (2 * k_tiles)
+    Scans += b.to(tl.int64) * (4 * q_tiles)
+    doc_q_first = tl.load(Scans + mine).to(tl.int32)
     begin = doc_q_first
     q_high = last_row + k_len - q_len
-    doc_q_stop = tl.load(Tables + 2 * k_tiles + q_tiles + mine)
+    doc_q_stop = tl.load(Scans + q_tiles + mine).to(tl.int32)
     end = tl.minimum(doc_q_stop, (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K)
-    doc_q_full_first = tl.load(Tables + 2 * k_tiles + 2 * q_tiles + mine)
+    doc_q_full_first = tl.load(Scans + 2 * q_tiles + mine).to(tl.int32)
     full_begin = tl.minimum(doc_q_full_first, end)
     q_low = first_row + k_len - q_len
-    doc_q_full_run = tl.load(Tables + 2 * k_tiles + 3 * q_tiles + mine)
+    doc_q_full_run = tl.load(Scans + 3 * q_tiles + mine).to(tl.int32)
     full_end = tl.maximum(
         full_begin,
         tl.where(
@@ -242,34 +244,37 @@ def forward(q, k, v, *, doc):
     lse = q.new_empty((b_len, h_len, q_len), dtype=torch.float32)
     if not b_len * h_len * q_len:
         return out, lse
-    group, q_tiles = h_len // h_kv_len, -(-q_len // 128)
+    group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 128), triton.cdiv(k_len, 64), b_len
-    tables = torch.empty(slabs * (2 * k_tiles + 4 * q_tiles), dtype=torch.int32, device=q.device)
+    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 64), triton.cdiv(k_len, 64), b_len
+    tables = torch.empty(slabs * (2 * k_tiles), dtype=torch.int32, device=q.device)
+    scans = torch.empty(
+        slabs * (4 * q_tiles), dtype=torch.int16 if max(q_tiles, k_tiles) < 32768 else torch.int32, device=q.device
+    )
     document_forward_tables[(slabs * k_tiles,)](
-        doc, tables,
+        doc, tables, scans,
         *doc.stride(),
         q_len, k_len, b_len, h_len, group,
         q_tiles, k_tiles,
-        TILE_Q=128, TILE_K=64, num_warps=1,
+        TILE_Q=64, TILE_K=64, num_warps=1,
     )
     document_forward_scans[(slabs * q_tiles,)](
-        doc, tables,
+        doc, tables, scans,
         *doc.stride(),
         q_len, k_len, b_len, h_len, group,
         q_tiles, k_tiles,
-        TILE_Q=128, TILE_K=64, num_warps=1,
+        TILE_Q=64, TILE_K=64, num_warps=1,
     )
     # TMA takes keys and values at 16-byte-aligned addresses and strides;
     # document_forward_sm_90_any_stride.py takes the rest.
     document_forward[(b_len * h_len * q_tiles,)](
         q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
-        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, doc, tables,
+        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, doc, tables, scans,
         *q.stride(),
         *doc.stride(),
         q_len, k_len, b_len, h_len, group, together,
         q_tiles, k_tiles,
-        TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,
+        TILE_Q=64, TILE_K=64, num_warps=4, num_stages=2,
     )
     return out, lse
 

@@ -3,8 +3,8 @@
 #     align start
 # }
 #
-# forward · fa2 · tile 64 × 32 · 3 stages · 4 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 166 registers, no spills, 65 KB of shared memory
+# forward · fa2 · tile 64 × 64 · 2 stages · 4 warps · K and V by TMA · the first tiles' maximum
+# sm_90, bf16, head size 128: 209 registers, no spills, 81 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build global_tokens.attn --target sm_90     checked by: python global_tokens_forward_sm_90.py
 
@@ -189,7 +189,7 @@ def forward(q, k, v, *, side=256, is_global):
         return out, lse
     group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
     together = 8 * group  # heads whose tiles run side by side
-    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 64), triton.cdiv(k_len, 32), b_len
+    q_tiles, k_tiles, slabs = triton.cdiv(q_len, 64), triton.cdiv(k_len, 64), b_len
     tables = torch.empty(slabs * (2 * k_tiles), dtype=torch.int32, device=q.device)
     global_tokens_forward_tables[(slabs * k_tiles,)](
         is_global, tables,
@@ -197,19 +197,19 @@ def forward(q, k, v, *, side=256, is_global):
         q_len, k_len, b_len, h_len, group,
         q_tiles, k_tiles,
         side,
-        TILE_Q=64, TILE_K=32, num_warps=1,
+        TILE_Q=64, TILE_K=64, num_warps=1,
     )
     # TMA takes keys and values at 16-byte-aligned addresses and strides;
     # global_tokens_forward_sm_90_any_stride.py takes the rest.
     global_tokens_forward[(b_len * h_len * q_tiles,)](
-        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
-        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, is_global, tables,
+        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 64, 128]),
+        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse, is_global, tables,
         *q.stride(),
         *is_global.stride(),
         q_len, k_len, b_len, h_len, group, together,
         q_tiles, k_tiles,
         side,
-        TILE_Q=64, TILE_K=32, num_warps=4, num_stages=3,
+        TILE_Q=64, TILE_K=64, num_warps=4, num_stages=2,
     )
     return out, lse
 

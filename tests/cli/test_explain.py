@@ -90,7 +90,27 @@ def test_an_array_file_gives_contents(program):
     assert found["mask"]["tables"] and found["mask"]["pairs"] is None
     for table in found["mask"]["tables"]:
         tile = found["plan"]["tile_q" if table["axis"] == "q" else "tile_k"]
-        assert table["bytes"] == 4 * 3 * -(-1000 // tile) and table["over"] == ["b"]
+        element = 2 if table["reduce"] in ("first", "stop", "run") else 4  # numbers of tiles are short
+        assert table["bytes"] == element * 3 * -(-1000 // tile) and table["over"] == ["b"]
+
+
+def test_tables_of_documents_at_a_million_positions_fit_a_quarter_megabyte(program):
+    found = facts(program, SPECS / "document.attn", "--target", "sm_90", "--shape", f"q_len={2**20},k_len={2**20}")
+    assert sum(table["bytes"] for table in found["mask"]["tables"]) <= 256 * 1024
+    assert not found["mask"]["listed"]
+
+
+def test_a_table_of_blocks_says_what_its_list_takes(program):
+    found = facts(program, SPECS / "block_sparse.attn", "--target", "sm_90", "--shape", "heads=4,q_len=1000,k_len=2000")
+    tiles_q, tiles_k = -(-1000 // found["plan"]["tile_q"]), -(-2000 // found["plan"]["tile_k"])
+    assert found["mask"]["listed"]
+    assert [t["bytes"] for t in found["mask"]["tables"]] == [4 * 4 * tiles_q * (tiles_k + 2)]
+
+
+def test_a_table_read_pair_by_pair_is_said_to_leave_no_tile_out(program):
+    Path("graph.attn").write_text("attention graph(seen: bool[row, k]) { mask seen[row, k] }")
+    (why,) = facts(program, "graph.attn", "--target", "sm_90")["mask"]["opaque"]
+    assert "pair by pair" in why
 
 
 def test_warnings_in_plain_words(program):
