@@ -249,7 +249,7 @@ def forward(q, k, v, *, doc):
     q_tiles, k_tiles, slabs = triton.cdiv(q_len, 64), triton.cdiv(k_len, 64), b_len
     tables = torch.empty(slabs * (2 * k_tiles), dtype=torch.int32, device=q.device)
     scans = torch.empty(
-        slabs * (4 * q_tiles), dtype=torch.int16 if max(q_tiles, k_tiles) < 32768 else torch.int32, device=q.device
+        slabs * (4 * q_tiles), dtype=torch.int16 if max(k_tiles, q_tiles) < 32768 else torch.int32, device=q.device
     )
     document_forward_tables[(slabs * k_tiles,)](
         doc, tables, scans,

@@ -18,7 +18,7 @@ def compiled(tmp_path: Path) -> Callable[..., Resources]:
 
     def build(spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:
         source = tmp_path / f"{spec.name}.py"
-        source.write_text(codegen.render(spec, analysis.kernel_visits(spec), plan), encoding="utf-8")
+        source.write_text(codegen.render(spec, analysis.kernel_visits(spec, forward=True), plan), encoding="utf-8")
         return compile_kernel(source, spec, plan, aligned)
 
     return build

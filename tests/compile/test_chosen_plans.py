@@ -62,8 +62,8 @@ Compiled = Callable[..., Resources]
 def check(compiled: Compiled, spec: AttentionSpec, name: str, d: int, dv: int, dtype: str, rows: int = 4096) -> None:
     shape = Shape(q_len=rows, head_dim=d, head_dim_v=dv, dtype=dtype)
     for any_stride in (False, True):
-        plan = choose(spec, shape, target(name), kernel_visits(spec), any_stride=any_stride).plan
-        if any_stride and choose(spec, shape, target(name), kernel_visits(spec)).plan.loads == "pointer":
+        plan = choose(spec, shape, target(name), kernel_visits(spec, forward=True), any_stride=any_stride).plan
+        if any_stride and choose(spec, shape, target(name), kernel_visits(spec, forward=True)).plan.loads == "pointer":
             continue  # one file holds both
         found = compiled(spec, plan)
         assert found.shared_bytes <= found.predicted_shared_bytes == plan.shared_bytes
@@ -95,7 +95,7 @@ def test_short_queries_have_plans_that_fit(compiled, name, rows):
 def check_library(compiled: Compiled, stem: str, name: str, d: int, dtype: str) -> None:
     path = SPECS / f"{stem}.attn"
     spec = parse(path.read_text(encoding="utf-8"), path.name).spec.bind({})
-    visits, shape = kernel_visits(spec), Shape(head_dim=d, head_dim_v=d, dtype=dtype)
+    visits, shape = kernel_visits(spec, forward=True), Shape(head_dim=d, head_dim_v=d, dtype=dtype)
     plan = choose(spec, shape, target(name), visits).plan
     plans = [plan] if plan.loads == "pointer" else [plan, choose(spec, shape, target(name), visits, True).plan]
     for plan in plans:
@@ -109,7 +109,7 @@ def check_text(
     compiled: Compiled, text: str, dtype: str, d: int, dv: int, rows: int, name: str, above: float | None
 ) -> None:
     spec = parse(text).spec
-    visits, shape = kernel_visits(spec), Shape(q_len=rows, head_dim=d, head_dim_v=dv, dtype=dtype)
+    visits, shape = kernel_visits(spec, forward=True), Shape(q_len=rows, head_dim=d, head_dim_v=dv, dtype=dtype)
     plans = [choose(spec, shape, target(name), visits, any_stride).plan for any_stride in (False, True)]
     for plan in plans if plans[0].loads == "descriptor" else plans[:1]:
         found = compiled(spec, replace(plan, tables=tables_of(visits).made))

@@ -42,7 +42,7 @@ class Recorder:
 def launched(spec, plan, tmp_path, q, k, v):
     """Triton's own reading of the launch: (type or constexpr, value or alignment) by argument; the launch options."""
     source = tmp_path / "kernel.py"
-    source.write_text(codegen.render(spec, analysis.kernel_visits(spec), plan), encoding="utf-8")
+    source.write_text(codegen.render(spec, analysis.kernel_visits(spec, forward=True), plan), encoding="utf-8")
     module = load_module(source)
     kernels = {name: getattr(module, name) for name in ("biased_forward", "biased_forward_any_stride")
                if hasattr(module, name)}  # fmt: skip
@@ -62,7 +62,9 @@ def launched(spec, plan, tmp_path, q, k, v):
 @pytest.mark.parametrize(("name", "aligned"), [("sm_80", True), ("sm_80", False), ("sm_90", True)])
 def test_cross_compilation_specialises_as_a_launch_does(tmp_path, name, aligned):
     spec = parse(TEXT).spec
-    plan = choose(spec, Shape(head_dim=64, head_dim_v=64), target(name), analysis.kernel_visits(spec)).plan
+    plan = choose(
+        spec, Shape(head_dim=64, head_dim_v=64), target(name), analysis.kernel_visits(spec, forward=True)
+    ).plan
     width = 64 if aligned else 65
     q, k, v = (torch.zeros(1, 2, 80, width, dtype=torch.bfloat16)[..., :64] for _ in range(3))
     if not aligned:
@@ -86,7 +88,7 @@ def test_cross_compilation_specialises_as_a_launch_does(tmp_path, name, aligned)
 
 def test_alignment_is_told_of_the_arguments_it_is_of(tmp_path):
     spec = parse("attention document(doc: i32[b, k]) { mask k <= q and doc[b, q] == doc[b, k] }").spec
-    visits = analysis.kernel_visits(spec)
+    visits = analysis.kernel_visits(spec, forward=True)
     plan = choose(spec, Shape(head_dim=64, head_dim_v=64), target("sm_80"), visits).plan
     plan = replace(plan, tables=True)
     source = tmp_path / "kernel.py"
