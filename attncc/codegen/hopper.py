@@ -51,7 +51,7 @@ class HopperView:
     value_size: int
     arguments: str  # of the kernel, by name
     handed: str  # to the function that makes weights: what was computed for the whole tile of rows
-    tables_at: int  # the place of that argument
+    places: dict[str, int]  # of arguments among them
     masked: Steps | None
     full: Steps | None
     ahead: bool  # the wait for the next keys ends the block of instructions that makes weights
@@ -71,7 +71,7 @@ def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) ->
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
         producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
         arguments=", ".join(a.name for a in args), handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
-        tables_at=next((i for i, a in enumerate(args) if a.name == "Tables"), 0),
+        places={a.name: i for i, a in enumerate(args)},
         masked=_steps(view.visits.masked, view.visits.jumps), full=_steps(view.visits.full, view.visits.jumps),
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
         ahead=plan.head_dim <= NARROW, key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
