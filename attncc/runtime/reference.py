@@ -117,7 +117,7 @@ def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, 
     (B, H, Q), (H_kv, K) = q.shape[:3], k.shape[1:3]
     heads, row = torch.arange(H).view(H, 1, 1), torch.arange(Q).view(Q, 1)
     values: dict[str, Any] = {
-        "b": torch.arange(B).view(B, 1, 1, 1), "h": heads, "h_kv": heads // (H // H_kv), "row": row,
+        "b": torch.arange(B).view(B, 1, 1, 1), "h": heads, "h_kv": heads // (H // max(H_kv, 1) or 1), "row": row,
         "k": torch.arange(K), "q": row + (K - Q) if spec.align == "end" else row,
         "b_len": B, "h_len": H, "q_len": Q, "k_len": K,
     }  # fmt: skip
@@ -180,7 +180,7 @@ def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     """Scaled and changed scores [B, H, Q, K] in float64, excluded pairs not yet excluded."""
     q, k = q.to("cpu", torch.float64), k.to("cpu", torch.float64)
     scale = q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)
-    s = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale
+    s = (q @ k.repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1).mT) * scale
     for score in spec.scores:
         s = evaluate(score, env.having(s=s)).expand(s.shape)
     return s
@@ -231,7 +231,7 @@ def weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, env: Env, params: Mapp
 
 def weighted_values(p: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     """Sum over kept keys of p * v, [B, H, Q, D_v]; what is not kept adds nothing even where `v` is not finite."""
-    values = v.to("cpu", torch.float64).repeat_interleave(p.shape[1] // v.shape[1], 1)
+    values = v.to("cpu", torch.float64).repeat_interleave(p.shape[1] // max(v.shape[1], 1), 1)
     if torch.isfinite(values).all():
         return p @ values
     each = p[..., None] * values[:, :, None]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
-@pytest.mark.parametrize("file", ["test_cases.py", "test_gradients.py", "test_reads.py"])
+@pytest.mark.parametrize("file", ["test_cases.py", "test_gradients.py", "test_reads.py", "test_random_calls.py"])
 def test_every_case_in_the_interpreter(file):
     kept = {n: x for n, x in os.environ.items() if not n.startswith("PYTEST_")}
     done = subprocess.run(
