@@ -56,7 +56,8 @@ def ungradable(spec: AttentionSpec) -> list[tuple[Param, str]]:
 def differentiable(spec: AttentionSpec) -> tuple[Expr, ...]:
     """The expressions that gradients flow through: scores, scale, weight, arguments of the softmax."""
     more = [e for e in (spec.scale, spec.weight) if e is not None]
-    return (*spec.scores, *more, *spec.softmax.args, *(e for _, e in spec.softmax.named))
+    args = () if spec.softmax.policy == "unified" else spec.softmax.args  # its argument changes nothing
+    return (*spec.scores, *more, *args, *(e for _, e in spec.softmax.named))
 
 
 def _reason(spec: AttentionSpec, p: Param) -> str:
@@ -67,6 +68,8 @@ def _reason(spec: AttentionSpec, p: Param) -> str:
     places = differentiable(spec)
     used = [e for e in places if p.name in tensors(e) | names(e)]
     if not used:
+        if any(p.name in tensors(e) | names(e) for e in spec.softmax.args):
+            return f"{p.name} says what exponentials are relative to, which changes nothing"
         masked = any(p.name in tensors(e) | names(e) for e in spec.masks)
         return f"{p.name} is read by the mask only, which selects" if masked else f"{p.name} is not used"
     if all(derivative(e, at) == ZERO for e in used for at in variables(e, p)):

@@ -8,6 +8,8 @@ from attncc.analysis.bounds import Facts, Range, numeric
 from attncc.analysis.terms import Algebra, Term, rebuild
 from attncc.ir import (
     COMPARISON,
+    NONE,
+    SUM,
     TILE_NAMES,
     AttentionSpec,
     Const,
@@ -42,7 +44,7 @@ def divisors(spec: AttentionSpec) -> frozenset[str]:
 def expressions(spec: AttentionSpec) -> tuple[Expr, ...]:
     """Every expression that a kernel evaluates."""
     single = tuple(e for e in (spec.scale, spec.weight, spec.dropout) if e is not None)
-    named = tuple(e for _, e in spec.softmax.named)
+    named = tuple(e for _, e in spec.softmax.named if e not in (SUM, NONE))
     return (*spec.masks, *spec.scores, *single, *spec.softmax.args, *named)
 
 

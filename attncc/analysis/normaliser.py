@@ -4,7 +4,7 @@ Two kinds are built. Of the exponential kind a weight is exp(s - lse), divided b
 in both passes. Of the other kind a weight is a function of its own score, and nothing of the row is known or kept:
 sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention"),
 relu(s)^n / k_len (Wortsman et al. 2023, "Replacing softmax with ReLU in Vision Transformers"), s itself (Sun et al.
-2023, "Retentive Network").
+2023, "Retentive Network"), or the spec's own expression.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attncc.analysis.evaluate import Env, evaluate
-from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, children, walk
+from attncc.ir import NONE, SUM, AttentionSpec, Const, Expr, Op, Read, Var, children, walk
 
 S = Var("s", "float")
 ZERO = Const(0.0)
-EXPONENTIAL = ("online", "sink", "off_by_one")
+EXPONENTIAL = ("online", "two_pass", "sink", "off_by_one", "unified")
 
 
 @dataclass(frozen=True)
 class Normaliser:
     """`stages` turn a score into its weight, each reading as `s` what the one before gave; None: exp(s - lse).
 
-    `sink` is one more score of the row, without a value; `vanishes` says that an excluded score, -inf, has the weight 0
-    by the stages themselves, and `flat` that it has the slope 0.
+    `sink` is one more score of the row, without a value; `fixed` is what the exponentials are to be relative to, in
+    place of a maximum (Hong et al. 2023, "FlashDecoding++"), which the result does not show; `vanishes` says that an
+    excluded score, -inf, has the weight 0 by the stages themselves, and `flat` that it has the slope 0.
     """
 
     stages: tuple[Expr, ...] | None = None
     sink: Expr | None = None
+    fixed: Expr | None = None
     vanishes: bool = True
     flat: bool = True
 
@@ -44,13 +46,17 @@ def normaliser(spec: AttentionSpec) -> Normaliser:
     policy, args = spec.softmax.policy, spec.softmax.args
     if policy in EXPONENTIAL:
         sinks: dict[str, Expr] = {"sink": args[0] if args else ZERO, "off_by_one": ZERO}
-        return Normaliser(sink=sinks.get(policy))
+        return Normaliser(sink=sinks.get(policy), fixed=args[0] if policy == "unified" else None)
     if policy == "sigmoid":
         return _of_stages((Op("sigmoid", (Op("+", (S, args[0]), "float"),), "float"),))
     if policy == "relu":
         return _of_stages((*_power(args[0]), Op("*", (S, Op("/", (Const(1.0), _float("k_len")), "float")), "float")))
     if policy == "none":
         return _of_stages(())
+    if policy == "custom":
+        weight, divide = (dict(spec.softmax.named)[name] for name in ("weight", "divide"))
+        if divide != SUM:
+            return _of_stages((weight if divide == NONE else Op("/", (weight, divide), "float"),))
     raise NotImplementedError(f"softmax {policy} is not built yet")
 
 
@@ -58,7 +64,7 @@ def _of_stages(stages: tuple[Expr, ...]) -> Normaliser:
     from attncc.analysis.derivative import derivative
 
     slope = derivative(stages[0], S) if stages else Const(1.0)
-    return Normaliser(stages, None, _limit(stages) == 0.0, _limit((slope,)) == 0.0)
+    return Normaliser(stages, vanishes=_limit(stages) == 0.0, flat=_limit((slope,)) == 0.0)
 
 
 def _float(name: str) -> Expr:

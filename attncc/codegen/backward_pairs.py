@@ -119,11 +119,10 @@ def _weights(
         lines += stage.lines
     if not rule.vanishes:
         lines.append(f'p = tl.where({score} == float("-inf"), 0.0, {current})')
-    chain = ["ds = dp"]
+    safe = rule.flat and rule.vanishes  # what is excluded adds nothing by itself
+    chain = ["ds = dp" if safe else f'ds = tl.where({score} == float("-inf"), 0.0, dp)']
     for stage in reversed(stages):
-        chain += _back(lowering, stage, "ds == 0")
-    if not rule.flat:
-        chain.append(f'ds = tl.where({score} == float("-inf"), 0.0, ds)')
+        chain += _back(lowering, stage if safe else replace(stage, wild=True), "ds == 0")
     return tuple(lines), chain
 
 

@@ -12,6 +12,8 @@ from attncc.codegen.passes import fold
 from attncc.codegen.printer import ANY, TORCH, Form, Printer
 from attncc.ir import (
     BUILTINS,
+    NONE,
+    SUM,
     AttentionSpec,
     Const,
     Expr,
@@ -237,5 +239,6 @@ def bit_extent(axis: str | int, spelled: Mapping[str, str]) -> str:
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
     """Every expression of a spec but its lets, which are inlined in the others."""
-    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight, spec.dropout)
+    named = (e for _, e in spec.softmax.named if e not in (SUM, NONE))
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, *named, spec.scale, spec.weight, spec.dropout)
     return [e for e in several if e is not None]

@@ -31,6 +31,10 @@ INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 
+REFERENCES = {  # of exponentials
+    "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
+    "fixed": "a given reference",
+}  # fmt: skip
 LANGUAGE = {"fa2": "tl", "fa3": "gl"}  # what kernels call the module of their language
 SKELETONS = {"fa2": "triton/fa2_forward.py.jinja", "fa3": "gluon/fa3_forward.py.jinja"}
 TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
@@ -71,6 +75,7 @@ class KernelView:
     dot_options: str
     unit: str
     sink: str
+    fixed: str  # a given reference of the exponentials
     weighing_lines: tuple[str, ...]
     weighing: tuple[str, ...]  # from the scores to p, for a normaliser that makes weights of them alone
     excludes: bool  # they leave what is excluded to a comparison
@@ -131,7 +136,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     """The comment on top: the spec, the plan, what it compiled to, and how to make and check the file."""
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     means = "TMA" if plan.loads == "descriptor" else "pointers"
-    reference = "the first tiles' maximum" if plan.reference == "first_tile" else "the running maximum"
+    reference = REFERENCES[plan.reference]
     weights = reference if normaliser(spec).has_lse else "weights of the scores alone"
     made, checked = launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"
     return (
@@ -215,11 +220,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         position_open="(" if wide else "", position_close=f").to({language}.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else "LOG2E", sink=sink,
-        weighing_lines=weighing_lines, weighing=weighing, excludes=not rule.vanishes,
+        fixed="" if rule.fixed is None else lowering.text(rule.fixed, TERM), weighing_lines=weighing_lines,
+        weighing=weighing, excludes=not rule.vanishes,
+        dropout="" if spec.dropout is None else lowering.text(spec.dropout),
         program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines, own_lines=lowering.take("row"),
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
         key_lines=key_lines, key_mask=key_mask, mask_lines=mask_lines, mask=mask, visits=view_visits,
-        dropout="" if spec.dropout is None else lowering.text(spec.dropout), reference=plan.reference,
+        reference=plan.reference,
         safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,

@@ -8,6 +8,7 @@ from attncc.errors import Diagnostic, SpecError
 from attncc.frontend import built
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
+from attncc.ir import SUM
 
 _LATER = "the language knows it; this version does not build it yet"
 
@@ -27,6 +28,8 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
     spec = parsed.spec
     if spec.softmax.policy not in built.SOFTMAX:
         yield "N101", "softmax", f"softmax {spec.softmax.policy}"
+    if dict(spec.softmax.named).get("divide") == SUM and spec.softmax.exponent is None:
+        yield "N101", "softmax", "weights that are no exponential, divided by their sum"
     if spec.dropout is not None and spec.ragged:
         yield "N102", "dropout", "dropout of packed sequences"
     yield from _memory(parsed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from attncc.ir.expr import Const, Expr, Type, substitute
+from attncc.ir.expr import Const, Expr, Op, Type, Var, substitute, walk
 
 # Built-in names and the coarsest unit on which their value is one number.
 # program: one batch entry and head; row: a query row; key: a key position; pair: one cell.
@@ -20,6 +21,8 @@ ELEMENTS: dict[str, Type] = {
     "bit": "bool", "bool": "bool", "i8": "int", "i16": "int", "i32": "int", "i64": "int", "u8": "int",
     "f16": "float", "bf16": "float", "f32": "float",
 }  # fmt: skip
+SUM, NONE = Var("sum", "float"), Var("none", "float")  # what a custom weight may be divided by, beside expressions
+MAXIMUM = Var("m", "float")  # of the row's scores, in a custom weight
 POLICIES = (
     "online",
     "two_pass",
@@ -64,6 +67,21 @@ class Softmax:
     policy: str = "online"
     args: tuple[Expr, ...] = ()
     named: tuple[tuple[str, Expr], ...] = ()
+
+    @property
+    def exponent(self) -> Expr | None:
+        """Of a custom weight exp(g) or exp2(g) that is divided by its sum, g as a natural exponent, without the row's
+        maximum `m` where that is subtracted, which cancels; None for another."""
+        named = dict(self.named)
+        weight = named.get("weight")
+        if named.get("divide") != SUM or not isinstance(weight, Op) or weight.op not in ("exp", "exp2"):
+            return None
+        g = weight.args[0]
+        if isinstance(g, Op) and g.op == "-" and g.args[1] == MAXIMUM:
+            g = g.args[0]
+        if MAXIMUM in walk(g):
+            return None
+        return g if weight.op == "exp" else Op("*", (g, Const(math.log(2.0))), "float")
 
 
 @dataclass(frozen=True)
@@ -184,4 +202,12 @@ class AttentionSpec:
             for p in self.consts
         }
         bound = self.map(lambda e: substitute(e, baked))
-        return replace(bound, params=tuple(p for p in self.params if not p.const))
+        return replace(bound, params=tuple(p for p in self.params if not p.const))._derived()
+
+    def _derived(self) -> AttentionSpec:
+        """Exponentials that are divided by their sum are a softmax of what they are exponentials of."""
+        exponent = self.softmax.exponent
+        if exponent is None:
+            return self
+        scores = self.scores if exponent == Var("s", "float") else (*self.scores, exponent)
+        return replace(self, scores=scores, softmax=Softmax())

@@ -197,6 +197,9 @@ def references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits |
     """A row's first tiles as reference: in bf16, which has float32's range. Where weights are no exponentials there is
     none, and it is as if it ran along."""
     apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse
+    given = {"two_pass": "two_pass", "unified": "fixed" if dtype != "f16" else "running"}.get(spec.softmax.policy)
+    if given and target.is_gpu:  # f16 has no room for weights relative to anything but a maximum
+        return (given,)
     return efficiency.references(target) if apt else ("running",)
 
 

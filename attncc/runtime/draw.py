@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attncc.ir import AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, walk
+from attncc.ir import NONE, SUM, AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, walk
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ELEMENTS = {
@@ -38,7 +38,8 @@ def uses(spec: AttentionSpec) -> Uses:
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
     """Every expression of a spec but its lets, which are inlined in the others."""
-    several = (*spec.masks, *spec.scores, *spec.softmax.args, spec.scale, spec.weight, spec.dropout)
+    named = (e for _, e in spec.softmax.named if e not in (SUM, NONE))
+    several = (*spec.masks, *spec.scores, *spec.softmax.args, *named, spec.scale, spec.weight, spec.dropout)
     return [e for e in several if e is not None]
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attncc.ir import AttentionSpec, Const, Expr, Read, Var, children, conjunction
+from attncc.ir import NONE, AttentionSpec, Const, Expr, Read, Var, children, conjunction
 from attncc.runtime.dropout import survivors
 
 WORD = 32  # bits in one element of a `bit` tensor's storage
-WITHOUT_LSE = ("sigmoid", "relu", "none")
+WITHOUT_LSE = ("sigmoid", "relu", "none", "custom")
 DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
@@ -155,6 +155,10 @@ def undivided(spec: AttentionSpec, s: Tensor, env: Env) -> Tensor:
         return torch.relu(s) ** evaluate(args[0], env) / max(1, int(env.values["k_len"]))
     if policy == "none":
         return s
+    if policy == "custom":
+        weight, divide = (dict(spec.softmax.named)[name] for name in ("weight", "divide"))
+        p = evaluate(weight, env.having(s=s)).to(torch.float64).expand(s.shape)
+        return p if divide == NONE else p / evaluate(divide, env)
     raise NotImplementedError(f"softmax {policy} has no reference yet")
 
 
@@ -165,7 +169,7 @@ def sink_of(spec: AttentionSpec) -> Expr | None:
         return spec.softmax.args[0]
     if policy == "off_by_one":
         return Const(0.0)
-    if policy in ("online", "two_pass"):
+    if policy in ("online", "two_pass", "unified"):
         return None
     raise NotImplementedError(f"softmax {policy} has no reference yet")
 

@@ -9,7 +9,7 @@ import pytest
 
 from attncc.errors import SpecError
 from attncc.frontend import Parsed, bind, built, parse, refuse_unbuilt
-from attncc.frontend.consts import MAX_FAULTS, TARGETS
+from attncc.frontend.consts import MAX_FAULTS, POLICY_ARGUMENTS, TARGETS
 from attncc.ir import POLICIES, AttentionSpec, Const, Layout, Op, Param, Precision, Read, Schedule, Softmax, Var, walk
 
 
@@ -197,7 +197,7 @@ def test_not_yet_is_told_all_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         refuse_unbuilt(parse(text, "n.attn"))
     found = [d.code for d in caught.value.diagnostics]
-    assert found == ["N101", "N105", "N108", "N108", "N107", "N106", "N103", "N104"]
+    assert found == ["N101", "N102", "N105", "N108", "N108", "N107", "N106", "N103", "N104"]
     assert all(d.span is not None and d.message.startswith("not yet: ") for d in caught.value.diagnostics)
     assert "n.attn:1:15: error N101: not yet: softmax sparsemax" in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_passes() -> None:
 def test_built_things_are_known_things() -> None:
     assert set(POLICIES) >= built.SOFTMAX
     for policy in built.SOFTMAX:
-        argument = "(1)" if policy in ("sink", "sigmoid", "relu") else ""
+        argument = {"custom": "(weight = s, divide = none)"}.get(policy, "(1)" if POLICY_ARGUMENTS[policy] else "")
         refuse_unbuilt(parse(f"attention x {{ softmax {policy}{argument} }}"))
     for algorithm in built.ALGORITHMS:
         refuse_unbuilt(parse(f"attention x {{ }} schedule {{ algorithm {algorithm} }}"))

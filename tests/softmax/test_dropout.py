@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attncc
-from attncc import frontend
+from attncc import frontend, pipeline
 from attncc.ir import Shape
 from attncc.runtime.check import SHAPES, check
 from attncc.runtime.dropout import philox, survivors
@@ -166,6 +166,12 @@ def test_in_a_graph_with_gradients(seed):
     else:
         want = torch.autograd.grad(loss(q, k, v), [q, k, v])
         assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
+
+
+def test_a_let_may_give_the_probability():
+    attn = attncc.compile("attention a(p: float) { let rate = p * 0.5 + 0.01 * p dropout rate }")
+    text = pipeline.render(pipeline.plan(pipeline.Request(text=attn.parsed.text, target="sm_90")))
+    assert "rate = " in text and "tl.full([], rate, tl.float32)" in text
 
 
 def test_bad_input_is_named():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attncc
-from attncc import frontend
+from attncc import frontend, pipeline
 from attncc.analysis.normaliser import normaliser
 from attncc.runtime.check import SHAPES, check
 
@@ -14,6 +14,11 @@ SPECS = {
     "sigmoid": "attention a(e: f32[h] grad) { mask k <= q score 3 * tanh(s) softmax sigmoid(e[h]) weight 1 + 0.1 * k }",
     "relu": "attention a { mask 0 <= q - k < 9 softmax relu(1) }",
     "relu_squared": "attention a(n: const int = 2) { mask k <= q softmax relu(n) }",
+    "two_pass": "attention a { mask 0 <= q - k < 9 softmax two_pass }",
+    "unified": "attention a(c: float = 2.0) { mask k <= q softmax unified(c) }",
+    "custom": "attention a(e: f32[h] grad, g: f32[b, k] grad) "
+    "{ mask k <= q softmax custom(weight = exp(s) + e[h] * g[b, k] * s * s, divide = 1 + row) }",
+    "custom_sum": "attention a(e: f32[h] grad) { softmax custom(weight = exp2(s * e[h] - m), divide = sum) }",
     "none": "attention a(g: f32[h] grad) { mask k <= q score s * exp2(-g[h] * g[h] * (q - k)) softmax none }",
 }
 
@@ -45,6 +50,37 @@ def test_by_their_formula():
                       ("relu(3)", s.relu() ** 3 / 7), ("none", s)):  # fmt: skip
         out = attncc.compile(f"attention a {{ softmax {policy} }}")(q, k, v)
         assert torch.allclose(out, p @ v, rtol=1e-12, atol=1e-12), policy
+
+
+def test_an_exponential_of_ones_own_is_softmax_to_the_bit():
+    q, k, v = tensors(1, 2, 9, 16)
+    for weight in ("exp(s)", "exp(s - m)"):
+        own = attncc.compile(f"attention a {{ mask k <= q softmax custom(weight = {weight}, divide = sum) }}")
+        plain = attncc.compile("attention a { mask k <= q }")
+        for x, y in zip(own(q, k, v, return_lse=True), plain(q, k, v, return_lse=True), strict=True):
+            assert torch.equal(x, y)
+
+
+def test_a_parameter_called_m_is_refused_where_m_is_the_maximum():
+    with pytest.raises(attncc.api.SpecError, match="E303: 'm' is the row's maximum in a custom weight"):
+        attncc.compile("attention a(m: float) { softmax custom(weight = exp(s - m), divide = sum) }")
+
+
+def test_what_changes_nothing_has_no_gradient():
+    with pytest.raises(attncc.api.SpecError, match=r"E606.*relative to, which changes nothing"):
+        attncc.compile("attention a(c: float grad) { softmax unified(c) }")
+
+
+@pytest.mark.parametrize(("policy", "reference"), [("two_pass", "two_pass"), ("unified(3)", "fixed")])
+def test_kernels_have_their_own_reference(policy, reference):
+    text = f"attention a {{ mask k <= q softmax {policy} }}"
+    plan = pipeline.plan(pipeline.Request(text=text, target="sm_90"))
+    rendered = pipeline.render(plan)
+    assert plan.choice.plan.reference == reference
+    assert ("out *= rescale" in rendered) == (reference == "fixed")  # of the second try
+    assert rendered.count("s = tl.dot(") == (2 if reference == "two_pass" else 1)
+    half = pipeline.plan(pipeline.Request(text=text, target="sm_90", dtype="f16")).choice.plan
+    assert half.reference == ("two_pass" if reference == "two_pass" else "running")
 
 
 def test_a_score_of_minus_infinity_is_excluded_and_nan_passes():

@@ -22,7 +22,7 @@ from attncc.frontend.rules.context import Context, Typed
 from attncc.frontend.rules.expressions import Node, build
 from attncc.frontend.rules.names import PLACES, check_new, spoil
 from attncc.frontend.rules.operators import promote, words
-from attncc.ir import POLICIES, Expr, Softmax, Type, Var, walk
+from attncc.ir import MAXIMUM, NONE, POLICIES, SUM, Expr, Softmax, Type, Var, walk
 
 _MANY = {"let": MAX_LETS, "mask": MAX_STATEMENTS, "score": MAX_STATEMENTS}
 _WANTED: dict[str, Type] = {"mask": "bool"}  # every other statement is a float
@@ -235,6 +235,26 @@ def _argument(policy: str, arg: Tree, context: Context) -> Typed | None:
     return result
 
 
+def _custom_value(label: str, node: Node, context: Context) -> Typed | None:
+    """A weight, which may read the row's maximum as m, or what it is divided by."""
+    if label == "divide":
+        word = str(node) if isinstance(node, Token) else ""
+        marks = {"sum": SUM, "none": NONE}
+        return Typed(marks[word]) if word in marks else build(node, PLACES["softmax"], context)
+    tokens = node.scan_values(lambda t: t == "m") if isinstance(node, Tree) else (t for t in (node,) if t == "m")
+    read = next(iter(tokens), None)
+    if read is None:
+        return build(node, PLACES["custom"], context)
+    if "m" in context.visible():
+        hint = "give what the spec calls m another name"
+        context.report.error("E303", read, "'m' is the row's maximum in a custom weight", hint)
+        return None
+    context.lets["m"] = Typed(MAXIMUM)
+    value = build(node, PLACES["custom"], context)
+    del context.lets["m"]
+    return value
+
+
 def _is_constant(value: Typed, what: str, span: Span, context: Context) -> bool:
     """Known when the kernel is made: numbers and const parameters."""
     named = sorted(n.name for n in walk(value.expr) if isinstance(n, Var))
@@ -258,12 +278,16 @@ def _custom(name: Token, args: list[Tree], body: Body, context: Context) -> None
             context.report.error("E504", arg, "'custom' takes 'weight = …' and 'divide = …', each once")
             good = False
             continue
-        value = build(arg.children[-1], PLACES["custom" if label == "weight" else "softmax"], context)
+        value = _custom_value(label, arg.children[-1], context)
         value = value and _want(value, "float", f"'{label}'", span_of(arg.children[-1]), context)
         good = good and value is not None
         if value is not None:
             named[label] = value.expr
-    if good and len(named) != 2:
+    weighs, divides = named.get("weight"), named.get("divide")
+    if good and weighs is not None and MAXIMUM in walk(weighs) and divides != SUM:
+        message = "the row's maximum 'm' cancels only where the weights are divided by their sum"
+        context.report.error("E504", name, message, "write divide = sum, or leave m out")
+    elif good and len(named) != 2:
         context.report.error("E504", name, "'custom' takes 'weight = …' and 'divide = …', each once")
     elif good:
         body.softmax = Softmax("custom", (), tuple((n, named[n]) for n in ("weight", "divide")))
