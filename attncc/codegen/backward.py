@@ -243,6 +243,8 @@ class Builder:
 
         lowering = lower()
         scale, folds = self._scale(lowering)
+        dropout = "" if spec.dropout is None else lowering.text(spec.dropout)
+        scale = (*scale, *lowering.take("program"))
         found = pairs(lowering, mine, "exponent" if folds else "LOG2E", which)
         same, visits = alike(lowering, mine, "exponent" if folds else "LOG2E", which, found, visits) or (None, visits)
         found = found if same is None else replace(found, lines=(), scores=(), chain=same.chain)
@@ -263,7 +265,7 @@ class Builder:
         return replace(
             self._view(kernel, args, own),
             scale_lines=scale, scale_first=not folds, weighing=found.weighing,
-            dropout="" if spec.dropout is None else lowering.text(spec.dropout), statistics=normaliser(spec).has_lse,
+            dropout=dropout, statistics=normaliser(spec).has_lse,
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
             chain=found.chain, alike=same,
