@@ -73,6 +73,8 @@ def tune(
 ) -> Tuning:  # fmt: skip
     """See Attention.tune. `timer` stands in for the device's own events, `workers` compile and are left running."""
     arguments.check_names(attention.spec, given)
+    if attention.spec.dropout is not None:  # equal calls shall give equal bits
+        given = {**given, "seed": given.get("seed") or SEED}
     ready = attention.ready(q, k, v, given)
     device = winners.device_of(q.device)
     if device is None:
@@ -106,7 +108,7 @@ def tune(
 def _plain(attention: Attention, name: str, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.detach() if attention.spec.param(name).is_tensor else value.item()
+    return value.detach() if name in {p.name for p in attention.spec.tensors} else value.item()
 
 
 def _keep(call: Measured, device: winners.Device, name: str, found: Found) -> None:

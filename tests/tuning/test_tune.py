@@ -223,3 +223,17 @@ def test_what_cannot_be_tuned_is_said(device, tensors):
     device(None)
     with pytest.raises(EnvironmentFault, match="nothing to tune on a CPU"):
         attn.tune(q, q, q, **params)
+
+
+def test_dropout_drops_the_same_in_each_run(device, tensors, monkeypatch):
+    attn = attncc.compile("attention dropped { mask k <= q dropout 0.25 }")
+    seeds = []
+
+    def measured(subject, candidate):
+        seeds.append(subject.call.given["seed"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune.OnDevice, "judge", measured)
+    for given in ({}, {"seed": 7}, {"seed": torch.tensor(8)}):
+        assert attn.tune(*tensors, passes=("forward",), **given).found["forward"].interrupted
+    assert seeds == [tune.SEED, 7, 8]
