@@ -1,9 +1,28 @@
-"""Kernel source from spec, visits and plan."""
+"""Kernel source from spec, visits and plan. What renders is imported when asked for: a known call needs names only."""
 
-from attncc.codegen.backward import backward_file_name, render_backward
-from attncc.codegen.cpu import render_cpu
-from attncc.codegen.launch import file_name
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from attncc.codegen.naming import parameter_names
-from attncc.codegen.triton import render
+
+if TYPE_CHECKING:
+    from attncc.codegen.backward import backward_file_name, render_backward
+    from attncc.codegen.cpu import render_cpu
+    from attncc.codegen.launch import file_name
+    from attncc.codegen.triton import render
+
+PLACES = {
+    "backward_file_name": "backward", "render_backward": "backward", "render_cpu": "cpu", "file_name": "launch",
+    "render": "triton",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+
 
 __all__ = ["backward_file_name", "file_name", "parameter_names", "render", "render_backward", "render_cpu"]
