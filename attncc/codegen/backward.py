@@ -68,6 +68,7 @@ class PassView:
     max_registers: int
     launch_options: str
     tma: bool  # what streams by may come by descriptor
+    sums: frozenset[str]  # k and v, of a kernel over keys: what it makes the gradient of
     kv: str
     seq: str
     align: str
@@ -123,7 +124,7 @@ class BackwardView:
     statistics: bool
     dropout: bool
     delta: PassView
-    dkdv: PassView
+    keys: tuple[PassView, ...]  # dK and dV in one kernel or in two
     dq: PassView
     cells: tuple[PassView, ...]  # a kernel for each site that is summed apart
     passes: tuple[PassView, ...]
@@ -166,11 +167,11 @@ def backward_view(
 ) -> BackwardView:
     make = Builder(spec, plan)
     delta = make.delta()
-    dkdv = make.keys(visits_k)
+    keys = make.keys(visits_k)
     dq = make.rows(visits_q)
     cells = tuple(make.cells(s) for s in make.sites if s.apart)
     statistics = normaliser(spec).has_lse
-    passes = (*((delta,) if statistics else ()), dkdv, dq, *cells)
+    passes = (*((delta,) if statistics else ()), *keys, dq, *cells)
     found, check = collected(spec, make.sites, make.names, dq.tile_q), dense_check(prepared(spec), make.names)
     learned = [name for name, _, _ in found.gradients]
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
@@ -179,7 +180,7 @@ def backward_view(
         banner=banner, docstring=_docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
         seq=dq.seq, starts="".join(f", {name}={name}.to(device)" for name in launch.starts(spec)),
-        statistics=statistics, dropout=spec.dropout is not None, delta=delta, dkdv=dkdv, dq=dq, cells=cells,
+        statistics=statistics, dropout=spec.dropout is not None, delta=delta, keys=keys, dq=dq, cells=cells,
         passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
@@ -205,7 +206,9 @@ class Builder:
     def __init__(self, spec: AttentionSpec, plan: KernelPlan) -> None:
         self.spec, self.plan = spec, plan
         fresh, self.names = kernel_names(spec)
-        self.kernel = {k: fresh.fresh(f"{spec.name}_backward_{k}") for k in ("delta", "dkdv", "dq")}
+        called = {"delta": "delta", "dkdv": "dkdv" if plan.dv is None else "dk", "dv": "dv", "dq": "dq"}
+        wanted = [k for k in called if k == "delta" or k in plan.passes]
+        self.kernel = {k: fresh.fresh(f"{spec.name}_backward_{called[k]}") for k in wanted}
         self.sites = named(sites(spec), fresh)
         self._fresh = fresh
 
@@ -219,9 +222,14 @@ class Builder:
         mine = tuple(s for s in self.sites if s.kind != "key" and not s.apart)
         return self._pass("dq", self.kernel["dq"], visits, mine)
 
-    def keys(self, visits: Visits) -> PassView:
+    def keys(self, visits: Visits) -> tuple[PassView, ...]:
         """dK and dV: a program for a tile of keys, which walks over the heads of its group and their rows."""
-        return self._pass("dkdv", self.kernel["dkdv"], visits, tuple(s for s in self.sites if s.kind == "key"))
+        mine = tuple(s for s in self.sites if s.kind == "key")
+        both = self._pass("dkdv", self.kernel["dkdv"], visits, mine)
+        if self.plan.dv is None:
+            return (replace(both, sums=frozenset("kv")),)
+        alone = replace(self._pass("dv", self.kernel["dv"], visits, ()), sums=frozenset("v"))
+        return replace(both, sums=frozenset("k")), alone
 
     def cells(self, site: Site) -> PassView:
         """A table with a cell for each pair that several batch entries or heads share: a program for a tile of it."""
@@ -232,7 +240,7 @@ class Builder:
 
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
         spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)
-        tables = tables_of(visits, spec.ragged)
+        swapped, tables = which in ("dkdv", "dv"), tables_of(visits, spec.ragged)
         args = pass_arguments(which, spec, replace(plan, tables=tables.made), own, self.names, mine)
         ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
         taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
@@ -251,14 +259,13 @@ class Builder:
         sums = _begin(lowering, mine, which), _end(lowering, mine)
         key_lines = lowering.take("key")
         pair_lines = (*found.lines, *lowering.take("pair"))
-        mask = conjoin(lowering, spec.masks, "row < q_len" if which == "dkdv" else "k < k_len")
-        by_keys, mask_lines = () if which == "dkdv" else lowering.take("key"), lowering.take("pair")
+        mask = conjoin(lowering, spec.masks, "row < q_len" if swapped else "k < k_len")
+        by_keys, mask_lines = () if swapped else lowering.take("key"), lowering.take("pair")
         by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
         key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
         seen_lines, mask_lines = (by_keys, mask_lines) if key_mask and which == "dq" else ((), (*by_keys, *mask_lines))
         tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None
         view = visits_view(visits, lowering)
-        swapped = which == "dkdv"
         row_lines = lowering.take("row")
         if swapped:  # there, keys are what a program has, and rows come by
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
@@ -297,8 +304,9 @@ class Builder:
             tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
             max_registers=own.max_registers,
             launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
-            tma=own.loads == "descriptor", kv="pointer", seq="ragged" if self.spec.ragged else "fixed",
-            align=self.spec.align, position_open="(" if wide else "",
+            tma=own.loads == "descriptor", sums=frozenset(),
+            kv="pointer", seq="ragged" if self.spec.ragged else "fixed", align=self.spec.align,
+            position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
             d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
             dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
@@ -313,7 +321,7 @@ def pass_plan(plan: KernelPlan, which: str) -> PassPlan:
 def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, ...]:
     """Sums start at 0, tables at their program's own entries; a sink gives its share."""
     lines = []
-    side = "TILE_K" if which == "dkdv" else "TILE_Q"
+    side = "TILE_K" if which in ("dkdv", "dv") else "TILE_Q"
     for s in mine:
         if s.kind in ("table", "row_table"):
             own = "at" if s.kind == "row_table" else f"({_table(lowering.spec)} - slots_before).to(tl.int64)"
@@ -366,12 +374,13 @@ def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
 
 def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
     """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
-    dq, dkdv = (_pass_text(pass_plan(plan, which)) for which in ("dq", "dkdv"))
+    dq, *keys = (_pass_text(own) for own in plan.passes.values())
+    titles = ("dK and dV",) if plan.dv is None else ("dK", "dV")
     made, checked = launch.build_command(spec, plan), backward_file_name(spec.name, plan)
     return (
         *comment(text),
         f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",
-        f"# dK and dV: {dkdv}",
+        *(f"# {title}: {text}" for title, text in zip(titles, keys, strict=True)),
         f"# {compiled_to(plan, resources)}",
         f"# Weights are worked out again{' from lse' if normaliser(spec).has_lse else ''}, in each direction.",
         "# A row that sees nothing: zero gradients.",

@@ -11,9 +11,10 @@ from attncc.codegen.parts import split
 from attncc.codegen.signature import POINTEES, Argument, arguments, strides
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan
 
-OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v")}
+OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v"), "dk": ("D_k",), "dv": ("D_v",)}
 STATISTICS = ("Lse_2", "Delta")  # of rows
-STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out")}
+STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out"), "dv": ("q", "d_out")}
+UNREAD = {"dv": ("V", "Delta", "Delta_tiles", *(f"stride_v{axis}" for axis in "bhnd"))}
 
 
 def delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ...]:
@@ -34,7 +35,7 @@ def delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ..
 def pass_arguments(
     kernel: str, spec: AttentionSpec, plan: KernelPlan, own: PassPlan, names: Mapping[str, str], sites: Sequence[Site]
 ) -> tuple[Argument, ...]:
-    """Of `dq`, `dkdv`, or the kernel of one site that is summed apart: the forward's, and what comes back."""
+    """Of one of plan.passes, or the kernel of one site that is summed apart: the forward's, and what comes back."""
     base = arguments(spec, replace(plan, loads="pointer"), names)
     pointer = "*" + POINTEES[plan.dtype]
     inputs = [a for a in base if a.name in ("Q", "K", "V")]
@@ -43,7 +44,8 @@ def pass_arguments(
         inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in STATISTICS]
     if own.loads == "descriptor":
         inputs += _descriptors(kernel, plan, own, STATISTICS if normaliser(spec).has_lse else ())
-    outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in OUTPUTS.get(kernel, ())]
+    made = OUTPUTS["dk" if kernel == "dkdv" and plan.dv is not None else kernel] if kernel in OUTPUTS else ()
+    outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in made]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]
     several = [a for a in base if a.owner == "call" and "stride" in a.kind]
     others = [a for a in base if a.owner != "output" and a not in inputs and a not in several]
@@ -53,7 +55,8 @@ def pass_arguments(
     if any(s.kind == "table" for s in sites):
         cells += [Argument(name, "i32", "scalar", "gradient", name) for name in ("slots", "slots_before")]
     gradient = strides(spec, "g", "d_out")
-    return (*inputs, *outputs, *pointers, *several, *gradient, *rest[:-2], *cells, *rest[-2:])
+    every = (*inputs, *outputs, *pointers, *several, *gradient, *rest[:-2], *cells, *rest[-2:])
+    return tuple(a for a in every if a.name not in UNREAD.get(kernel, ()))
 
 
 def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Sequence[str]) -> list[Argument]:
@@ -64,7 +67,7 @@ def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Seque
             kind = f"tensordesc<{POINTEES[plan.dtype]}[1,1,{rows},{part.size}]>"
             value = f"descriptor({name}, {rows}, {part.size}) if by_tma else None"
             made.append(Argument(f"{name.capitalize()}_tiles{part.tag}", kind, "descriptor", "call", value))
-    if kernel == "dkdv":
+    if kernel != "dq":
         for name in statistics:
             value = f"descriptor({name.lower()}, {rows}) if by_tma else None"
             kind = f"tensordesc<fp32[1,1,{rows}]>"

@@ -61,7 +61,7 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
     chain: list[str] = []
     weighted = "p"
     if spec.dropout is not None:
-        mine = "mine, TILE_Q, TILE_K, True" if which == "dkdv" else "tile, TILE_Q, TILE_K, False"
+        mine = "mine, TILE_Q, TILE_K, True" if which in ("dkdv", "dv") else "tile, TILE_Q, TILE_K, False"
         weighing = (
             *weighing,
             f"survives = survivors(seed, threshold, b, h, row, {mine})",

@@ -163,10 +163,27 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
     plan = found["plan"]
     shared = f", {count(plan['shared_bytes'])} bytes of shared memory" if plan["shared_bytes"] else ""
     rows = [("chosen", _plan_text(plan) + shared)]
+    if found["pinned"]:
+        rows.append(
+            ("pinned", f"{', '.join(found['pinned'])}: of the forward pass; the backward pass has its own plan")
+        )
+    if found["backward"] is not None:
+        rows.append(("backward", _backward(found["backward"])))
     rejected = found["rejected"] if all_rejected else found["rejected"][:REJECTED_SHOWN]
     rows += [("" if i else "rejected", f"{_plan_text(r['plan'])}: {r['reason']}") for i, r in enumerate(rejected)]
     left = len(found["rejected"]) - len(rejected)
     return [*rows, ("", f"and {left} more, shown by --rejected")] if left else rows
+
+
+def _backward(found: dict[str, Any]) -> str:
+    """`dQ in tiles of 64 x 64, 2 stages, 4 warps; ...`; or why there is no such pass."""
+    if "reason" in found:
+        return str(found["reason"])
+    kernels = (
+        f"{name} in tiles of {own['tile_q']} x {own['tile_k']}, {_some(own['stages'], 'stage')}, "
+        f"{_some(own['warps'], 'warp')}" for name, own in found["kernels"].items()
+    )  # fmt: skip
+    return "; ".join(kernels)
 
 
 def _plan_text(plan: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from attncc.commands.contents import unknown_in_mask
-from attncc.errors import Diagnostic
+from attncc.errors import Diagnostic, PlanError
 from attncc.runtime.keys import plain
 
 if TYPE_CHECKING:
@@ -35,11 +35,27 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "params": [_param(p, planned, known) for p in planned.parsed.spec.params],
         "mask": mask,
         "plan": {**{n: getattr(planned.choice.plan, n) for n in PLAN}, **plain(planned.choice.plan)},
+        "pinned": [n for n, x in plain(spec.schedule(planned.target.name)).items() if x is not None],
+        "backward": backward_facts(planned),
         "rejected": [{"plan": plain(plan), "reason": reason} for plan, reason in planned.choice.rejected],
         "io": io_facts(planned, visited),
         "product": planned.target.product,
         "warnings": [_warning(d) for d in pipeline.warnings(planned)],
     }
+
+
+def backward_facts(planned: Planned) -> dict[str, Any] | None:
+    """The kernels of the backward pass that walk over tiles, by what they make; or why there are none; None on CPUs."""
+    from attncc import pipeline
+
+    if not planned.target.is_gpu:
+        return None
+    try:
+        plan = pipeline.backward(planned).choice.plan
+    except (PlanError, NotImplementedError) as fault:
+        return {"reason": str(fault)}
+    titles = {"dq": "dQ", "dkdv": "dK and dV" if plan.dv is None else "dK", "dv": "dV"}
+    return {"kernels": {titles[n]: plain(own) for n, own in plan.passes.items()}, "shared_bytes": plan.shared_bytes}
 
 
 def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:

@@ -75,12 +75,14 @@ class KernelPlan:
         "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
     )
     dkdv: PassPlan | None = None  # and these those of dK and dV
+    dv: PassPlan | None = None  # of dV alone, where registers have no room for both: `dkdv` makes dK then
 
     @property
     def passes(self) -> dict[str, PassPlan]:
         """By name, the kernels of the backward pass that walk over tiles."""
         dq = PassPlan(self.tile_q, self.tile_k, self.stages, self.warps, self.loads, self.max_registers)
-        return {"dq": dq} if self.dkdv is None else {"dq": dq, "dkdv": self.dkdv}
+        others = {"dkdv": self.dkdv, "dv": self.dv}
+        return {"dq": dq, **{name: own for name, own in others.items() if own is not None}}
 
 
 @cache

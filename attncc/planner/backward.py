@@ -48,11 +48,14 @@ BY_POINTER = {
 # 128 and 256): two blocks of one warp group on an SM beat one of two. The others have room for what a score asks for.
 BY_DESCRIPTOR = {
     "dq": (Schedule(128, 64, 64, 4, 2), Schedule(128, 64, 32, 4, 3), Schedule(128, 64, 16, 4, 2),
-           Schedule(256, 128, 32, 8, 3), Schedule(256, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
+           Schedule(256, 128, 32, 8, 3), Schedule(512, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
     "dkdv": (Schedule(64, 64, 64, 4, 2, 168), Schedule(128, 64, 64, 4, 2), Schedule(128, 64, 32, 4, 3),
-             Schedule(128, 64, 16, 4, 2), Schedule(256, 64, 64, 8, 2), Schedule(256, 64, 32, 8, 2),
-             Schedule(256, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
+             Schedule(128, 64, 16, 4, 2)),
+    "dk": (Schedule(256, 128, 32, 8, 3), Schedule(512, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
+    "dv": (Schedule(256, 128, 64, 8, 2), Schedule(256, 128, 32, 8, 2), Schedule(512, 64, 16, 8, 2)),
 }  # fmt: skip
+APART = ("dq", "dv", "dkdv")  # with dV by itself, the last makes dK alone
+TOGETHER = 128  # columns of a head up to which registers have room for dK and dV of a tile
 PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
 
 
@@ -63,21 +66,26 @@ def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits:
     """
     reasons: list[str] = []
     plan = replace(_base(spec, shape, int_bits), target=target.name)
-    for which in ("dq", "dkdv"):
-        found = _first(spec, plan, target, which, reasons)
-        if found is None:
-            sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
-            why = "; ".join(reasons) or f"head sizes up to {MAX_HEAD_DIM} are planned"
-            raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
-        plan = found
-    return replace(plan, shared_bytes=fa2_backward(plan, target))
+    apart = _loads(plan, target) == "descriptor" and _width(plan) > TOGETHER
+    for kernels in (APART,) if apart else (("dq", "dkdv"), APART):
+        found: KernelPlan | None = plan
+        for which in kernels:
+            found = found and _first(spec, found, target, which, reasons)
+        if found is not None:
+            return replace(found, shared_bytes=fa2_backward(found, target))
+    sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
+    why = "; ".join(dict.fromkeys(reasons)) or f"head sizes up to {MAX_HEAD_DIM} are planned"
+    raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
 
 
 def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, reasons: list[str]) -> KernelPlan | None:
     """`plan` with the first schedule of one kernel that fits; why others did not goes to `reasons`."""
-    width = max(padded(plan.head_dim), padded(plan.head_dim_v))
-    loads, schedules = _schedules(plan, target, which)
-    fitting = [s for s in schedules if width <= s.head_dim and (_of_s_alone(spec) or not s.max_registers)]
+    loads = _loads(plan, target)
+    fitting = [
+        s
+        for s in _schedules(plan, target, which)
+        if _width(plan) <= s.head_dim and (_of_s_alone(spec) or not s.max_registers)
+    ]
     most = _pairs_of_a_thread(spec, loads)
     fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
     for s in fitting:
@@ -90,10 +98,11 @@ def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, re
 
 
 def _with(plan: KernelPlan, s: Schedule, which: str, loads: str) -> KernelPlan:
-    if which == "dkdv":
-        return replace(plan, dkdv=PassPlan(s.inner, s.outer, s.stages, s.warps, loads, s.max_registers))
-    own = PassPlan(s.outer, s.inner, s.stages, s.warps, loads, s.max_registers)
-    return replace(plan, **{f.name: getattr(own, f.name) for f in fields(own)})
+    outer_inner = (s.outer, s.inner) if which == "dq" else (s.inner, s.outer)
+    own = PassPlan(*outer_inner, s.stages, s.warps, loads, s.max_registers)
+    if which == "dq":
+        return replace(plan, **{f.name: getattr(own, f.name) for f in fields(own)})
+    return replace(plan, dv=own) if which == "dv" else replace(plan, dkdv=own)
 
 
 def _pairs_of_a_thread(spec: AttentionSpec, loads: str) -> int:
@@ -114,15 +123,27 @@ def _of_s_alone(spec: AttentionSpec) -> bool:
     return not any({"q", "row", "k"} & names(e) for e in asked)
 
 
-def _schedules(plan: KernelPlan, target: Target, which: str) -> tuple[str, tuple[Schedule, ...]]:
-    """How tiles come, and the list. TMA asks for rows of whole 16 bytes; wgmma reads float32 one way round only."""
-    unit = matrix_unit(replace(plan, tile_q=128, warps=8), target)
+def _schedules(plan: KernelPlan, target: Target, which: str) -> tuple[Schedule, ...]:
+    if _loads(plan, target) == "pointer":
+        return BY_POINTER[_unit(plan, target)]
+    return BY_DESCRIPTOR["dk" if which == "dkdv" and plan.dv is not None else which]
+
+
+def _loads(plan: KernelPlan, target: Target) -> str:
+    """TMA asks for rows of whole 16 bytes; wgmma reads float32 one way round only."""
     size = ELEMENT_BYTES.get(plan.dtype, 4)
     rows = all(d * size % 16 == 0 for d in (plan.head_dim, plan.head_dim_v))
     dense = plan.layout == "dense"  # TMA would go on into the next of packed sequences
-    if unit == "wgmma" and target.caps.has_tma and rows and size == 2 and dense:
-        return "descriptor", BY_DESCRIPTOR[which]
-    return "pointer", BY_POINTER[unit]
+    ours = _unit(plan, target) == "wgmma" and target.caps.has_tma
+    return "descriptor" if ours and dense and rows and size == 2 else "pointer"
+
+
+def _unit(plan: KernelPlan, target: Target) -> str:
+    return matrix_unit(replace(plan, tile_q=128, warps=8), target)
+
+
+def _width(plan: KernelPlan) -> int:
+    return max(padded(plan.head_dim), padded(plan.head_dim_v))
 
 
 def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:

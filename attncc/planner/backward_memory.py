@@ -1,7 +1,7 @@
 """Shared memory of the backward pass's kernels, in bytes a block: no less than Triton 3.7.1 allocates.
 
 Each kernel keeps two tiles of its outer side, rows for dQ and keys for dK and dV, and streams two of the inner one;
-some matrix units send p and ds from one product to the next through shared memory.
+that of dV alone keeps one. Some matrix units send p and ds from one product to the next through shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def fa2_backward(plan: KernelPlan, target: Target) -> int:
 
 
 def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
-    """Of one kernel, `dq` or `dkdv`."""
+    """Of one kernel, by its name among `plan.passes`."""
     if not target.is_gpu:
         return 0
     own = plan.passes[which]
@@ -30,6 +30,7 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     size, stages = ELEMENT_BYTES[plan.dtype], own.stages
     columns = padded(plan.head_dim) + padded(plan.head_dim_v)
     kept, streamed, weights = outer * columns * size, inner * columns * size, outer * inner * size
+    kept -= outer * padded(plan.head_dim_v) * size if which == "dv" else 0
     ahead = max(stages - 1, 1)
     pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * stages
     beside = pair + outer * inner * plan.gather_bytes * 2 + stages * inner * plan.key_bytes

@@ -39,8 +39,8 @@ class Violation:
 def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
     """Every limit of `target` that `plan` breaks, none for a plan that fits."""
     found = _choices(plan, target) + _sizes(plan)
-    if plan.dkdv is not None:
-        keys = replace(plan, **{f.name: getattr(plan.dkdv, f.name) for f in fields(plan.dkdv)})
+    for own in list(plan.passes.values())[1:]:
+        keys = replace(plan, **{f.name: getattr(own, f.name) for f in fields(own)})
         found += [v for v in _choices(keys, target) + _sizes(keys) if v not in found]
     if found or not target.is_gpu:
         return tuple(found)  # the estimates below are of well-formed plans

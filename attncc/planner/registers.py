@@ -39,10 +39,11 @@ def accumulators(plan: KernelPlan, target: Target) -> int:
 
 
 def backward_accumulators(plan: KernelPlan, which: str, target: Target) -> int:
-    """The same of one kernel of the backward pass: dQ, or dK and dV, and p."""
+    """The same of one kernel of the backward pass: what it sums up, and p."""
     own = plan.passes[which]
     outer, inner = sides(own, which)
-    columns = padded(plan.head_dim) + (padded(plan.head_dim_v) if which == "dkdv" else 0)
+    sums = {"dq": ("k",), "dkdv": ("k",) if plan.dv else ("k", "v"), "dv": ("v",)}[which]
+    columns = sum({"k": padded(plan.head_dim), "v": padded(plan.head_dim_v)}[side] for side in sums)
     return outer * (columns + inner) // (own.warps * target.warp_size)
 
 

@@ -77,6 +77,8 @@ QUICK = [
     Case("sinks", "attention sinks(sinks: f32[h] grad) { mask 0 <= q - k < 5 softmax sink(sinks[h]) }",
          draw(sinks=(H,)), q_len=60, k_len=40),
     Case("relative_bias", T5, buckets),
+    Case("apart", GATES, draw(g=(2, H, Q), w=(1, K)), apart=True),
+    Case("apart_both", BOTH, draw(c=(2, H, K)), apart=True, loads="descriptor"),
     Case("clamped", CLAMPED, draw(t=(9, H)), q_len=90, k_len=130),
     Case("both", BOTH, draw(c=(2, H, K))),
     Case("gates", GATES, draw(g=(2, H, Q), w=(1, K)), strided=True),

@@ -41,6 +41,7 @@ class Case:
     with_lse: bool = True
     int_bits: int = 32
     loads: str = "pointer"
+    apart: bool = False  # dV by a kernel of its own
     strided: bool = False
     poisoned: int = 0  # keys at the end that no row sees, with this in k and v
     poison: float = math.nan
@@ -53,6 +54,7 @@ def module_of(case: Case, folder: Path) -> Any:
         target="sm_90", algorithm="fa2", loop="q_outer", tile_q=outer, tile_k=inner, stages=1, warps=4,
         head_dim=case.head_dim, head_dim_v=case.head_dim_v, dtype="f32", int_bits=case.int_bits,
         direction="backward", loads=case.loads, dkdv=PassPlan(inner, outer, 1, 4, case.loads),
+        dv=PassPlan(inner, outer, 1, 4, case.loads) if case.apart else None,
     )  # fmt: skip
     path = folder / f"{case.name}.py"
     path.write_text(render_backward(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, case.text))

@@ -128,6 +128,20 @@ def test_rejected_plans(program):
     assert len(long.splitlines()) > len(short.splitlines())
 
 
+def test_the_backward_pass_has_a_plan_of_its_own(program, tmp_path):
+    wide = facts(program, "causal.attn", "--target", "sm_90", "--shape", "head_dim=256")
+    assert wide["backward"]["kernels"].keys() == {"dQ", "dK", "dV"} and wide["pinned"] == []
+    pinned = tmp_path / "causal.attn"
+    pinned.write_text("attention causal { mask k <= q } schedule { tile q = 64 stages 2 }")
+    found = facts(program, pinned, "--target", "sm_90")
+    assert found["plan"]["tile_q"] == 64 and found["pinned"] == ["tile_q", "stages"]
+    plain = facts(program, "causal.attn", "--target", "sm_90")
+    assert found["backward"] == plain["backward"] and plain["backward"]["kernels"].keys() == {"dQ", "dK and dV"}
+    text = program("explain", pinned, "--target", "sm_90").out
+    assert "dK and dV in tiles of 64 x 64" in text and "tile_q, stages: of the forward pass" in text
+    assert facts(program, pinned, "--target", "cpu")["backward"] is None
+
+
 def test_no_plan_and_no_target(program):
     assert program("explain", "causal.attn", "--target", "sm_90", "--shape", "head_dim=513").status == 3
     assert program("explain", "causal.attn", "--target", "sm_1").status == 2

@@ -27,6 +27,18 @@ def test_each_size_has_a_plan_that_fits(name, dtype, sizes):
     assert 0 < plan.shared_bytes == fa2_backward(plan, target(name)) <= target(name).shared_bytes
 
 
+@pytest.mark.parametrize("name", [n for n in GPUS if target(n).caps.has_bf16])
+def test_the_widest_heads_have_a_plan(name):
+    plan = choose_backward(CAUSAL, Shape(head_dim=512, head_dim_v=512), target(name))
+    assert violations(plan, target(name)) == ()
+
+
+def test_wide_heads_have_dv_by_itself():
+    narrow, wide = (choose_backward(CAUSAL, Shape(head_dim=d, head_dim_v=d), target("sm_90")) for d in (128, 256))
+    assert narrow.dv is None and set(narrow.passes) == {"dq", "dkdv"}
+    assert wide.dv is not None and set(wide.passes) == {"dq", "dkdv", "dv"}
+
+
 def test_a_plan_depends_on_head_sizes_and_dtype_alone():
     short, long = (Shape(q_len=n, k_len=n, batch=n % 7 + 1) for n in (33, 70000))
     assert choose_backward(CAUSAL, short, target("sm_90")) == choose_backward(CAUSAL, long, target("sm_90"))
