@@ -105,7 +105,7 @@ def rivals(
     if row.causal is not None:
         for name, peer in (("cudnn", peers.cudnn), ("flash", peers.flash)):
             made[name] = pass_of(peer(q, k, v, row.causal), inputs, d_out)
-    if with_flex and row.spec != "relative_bias":
+    if with_flex and row.part != "learned":
         try:
             made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, tuned)[0], inputs, d_out)
             made["flex"]()
@@ -116,9 +116,10 @@ def rivals(
 
 
 def compile_flex(part: str, index: int) -> None:
-    """FlexAttention's backward pass for one row, tuned; what it compiles stays in Triton's cache."""
+    """Ours, and FlexAttention's backward pass tuned, for one row; what they compile stays in their caches."""
     row = MADE[part]()[index]
     inputs, d_out = tensors(row)
+    ours(row, inputs, d_out)()
     rivals(replace(row, causal=None), inputs, d_out, True, True)
 
 
@@ -128,12 +129,16 @@ def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [x.requires_grad_() for x in inputs], d_out
 
 
+def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor) -> Callable[[], Any]:
+    attn = attncc.load(SPECS / f"{row.spec}.attn")
+    learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    return pass_of(lambda: attn(*inputs, **row.params), [*inputs, *learned], d_out)
+
+
 def measure(row: Row, with_flex: bool, tuned: bool) -> dict[str, Any]:
     inputs, d_out = tensors(row)
     q, k, v = inputs
-    attn = attncc.load(SPECS / f"{row.spec}.attn")
-    learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-    mine = pass_of(lambda: attn(q, k, v, **row.params), [*inputs, *learned], d_out)
+    mine = ours(row, inputs, d_out)
     found = mine()
     off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
     same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
@@ -170,9 +175,7 @@ def main() -> None:
     parser.add_argument("--json", default="backward.json")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--flex-default", action="store_true", help="FlexAttention's own choice, without max-autotune")
-    parser.add_argument(
-        "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
-    )
+    parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
     options = parser.parse_args()
     torch.manual_seed(0)
     wanted = options.rows.split(",")
