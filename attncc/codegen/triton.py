@@ -89,6 +89,7 @@ class KernelView:
     weight_lines: tuple[str, ...]
     weight: str
     dropout: str  # the probability
+    follows: bool  # values of the next sequence are left out where a row is computed again, and not before
     key_mask: str  # the part of the mask that keys alone decide
     mask_lines: tuple[str, ...]
     mask: str
@@ -193,7 +194,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, tail(spec) if language == "gl" else "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
-    key_mask = _key_mask(spec, plan, lowering)
+    key_mask, follows = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
     row_lines = lowering.take("row")
     early = plan.reference == "first_tile"
@@ -224,7 +225,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
         program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines, own_lines=lowering.take("row"),
         score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        key_lines=key_lines, key_mask=key_mask, mask_lines=mask_lines, mask=mask, visits=view_visits,
+        key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines, mask=mask, visits=view_visits,
         reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
@@ -233,11 +234,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     )  # fmt: skip
 
 
-def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> str:
-    """What keys alone decide; that they lie in the sequence too, behind whose last TMA goes on into the next one."""
+def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tuple[str, bool]:
+    """What keys alone decide, that they lie in the sequence among it where TMA goes on into the next one; and whether
+    that is all, which can wait until a row is computed again."""
     by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
     follows = spec.ragged and plan.loads == "descriptor"
-    return " & ".join(lowering.text(t, BIT_AND) for t in (*by_key, INSIDE) if by_key or follows)
+    text = " & ".join(lowering.text(t, BIT_AND) for t in (*by_key, INSIDE) if by_key or follows)
+    return text, follows and not by_key and plan.reference == "first_tile"
 
 
 def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...]]:
