@@ -30,8 +30,6 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
         yield "N101", "softmax", f"softmax {spec.softmax.policy}"
     if dict(spec.softmax.named).get("divide") == SUM and spec.softmax.exponent is None:
         yield "N101", "softmax", "weights that are no exponential, divided by their sum"
-    if spec.dropout is not None and spec.ragged:
-        yield "N102", "dropout", "dropout of packed sequences"
     yield from _memory(parsed)
     precision = spec.precision
     if precision.inputs is not None and precision.inputs not in built.INPUTS:

@@ -77,6 +77,19 @@ def test_equal_to_the_same_batch_padded():
     assert torch.allclose(out, torch.cat([x[:n] for x, n in zip(whole, lengths, strict=True)]), atol=1e-6)
 
 
+def test_dropout_is_that_of_the_same_batch_padded():
+    attn = attncc.compile("attention dropped { align start mask k <= q dropout 0.4 }")
+    lengths = [5, 0, 33]
+    q, k, v = (torch.randn(38, 2, 16, requires_grad=True) for _ in range(3))
+    padded = [torch.nn.utils.rnn.pad_sequence(x.split(lengths), batch_first=True).transpose(1, 2) for x in (q, k, v)]
+    whole = attn(*padded, seed=3).transpose(1, 2)
+    want = torch.cat([x[:n] for x, n in zip(whole, lengths, strict=True)])
+    out = attn.varlen(q, k, v, starts(lengths), seed=3)
+    assert torch.allclose(out, want, atol=1e-6)
+    for x, y in zip(*(torch.autograd.grad((o * o).sum(), (q, k, v)) for o in (out, want)), strict=True):
+        assert (x - y).abs().sum() <= 1e-5 * y.abs().sum()
+
+
 def test_the_numbers_are_those_of_the_sequence():
     """b, and tensors with an axis b and none that is packed; one table [k] for all, as long as it is."""
     text = """attention own(w: int, n: i32[b], table: f32[k], bias: f32[h, row, k]) {
