@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ Numbers = Sequence[Any]
 
 def call(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """out and lse as one node of a graph; parameters by name, tensors and numbers."""
+    given = {n: torch.as_tensor(x) if isinstance(x, (np.ndarray, np.floating)) else x for n, x in given.items()}
     tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
     real = (float, numbers.Real, torch.SymFloat)
     floats = {n: x for n, x in given.items() if isinstance(x, real) and not isinstance(x, numbers.Integral)}

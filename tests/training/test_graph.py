@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,14 @@ def test_one_graph_with_every_gradient(attn):
     for changed in ({"window": 7}, {"cap": 2.5}, {"cap": 3.5}):  # numbers, of a tensor before
         params = {**params, **changed}
         assert torch.equal(compiled(*inputs, **params), f(*inputs, **params))
+
+
+@pytest.mark.parametrize("gain", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
+def test_numbers_of_other_libraries_in_a_graph(gain):
+    attn = attncc.compile("attention x(window: int, gain: float) { mask q - k < window score s * gain }")
+    q = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(lambda q: attn(q, q, q, window=np.int64(3), gain=gain), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(q), attn(q, q, q, window=3, gain=0.5))
 
 
 def test_lse_and_other_lengths_in_one_graph(attn):
