@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from attncc.errors import AttnError, Diagnostic, Span, SpecError
 from attncc.ir.plan import Shape
+from attncc.passes import BACKWARD as BACKWARD
+from attncc.passes import FORWARD as FORWARD
+from attncc.passes import backward as backward
+from attncc.passes import render as render
+from attncc.passes import tangent as tangent
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.keys import KernelKey, RequestKey, Toolchain, plain, toolchain
 
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
 SIZES = tuple(f.name for f in fields(Shape) if f.name != "dtype")
 DTYPES = ("bf16", "f16", "f32", "f64")
 RESULT, RESOURCES = "result.json", "resources.json"
-FORWARD, BACKWARD = "forward", "backward"
 
 Number = int | float | bool
 Stage = Callable[[str], None]
@@ -202,27 +206,6 @@ def _any_stride(planned: Planned) -> Choice | None:
     return None if plan is None else replace(other, plan=replace(plan, int_bits=chosen.int_bits, tables=chosen.tables))
 
 
-def backward(planned: Planned) -> Planned:
-    """The backward pass of a plan's spec, for the same shape, target and width of integers.
-
-    Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
-    """
-    from attncc import planner
-
-    chosen = planned.choice.plan
-    if not planned.target.is_gpu:
-        plan = replace(chosen, direction=BACKWARD)
-    else:
-        from attncc.codegen.backward_sites import unbuilt
-
-        for _, reason in unbuilt(planned.spec):
-            raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
-        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits)
-        if BACKWARD in planned.tuned:
-            plan = planner.with_choices(plan, planned.tuned[BACKWARD], planned.target) or plan
-    return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
-
-
 def kernel(
     planned: Planned, cache: Cache, tools: Toolchain | None = None, *, resources: bool = True, stage: Stage = silent
 ) -> Entry:
@@ -246,29 +229,6 @@ def kernel_key(planned: Planned, tools: Toolchain, resources: bool) -> KernelKey
         direction=planned.choice.plan.direction, plan=plain(planned.choice.plan), target=plain(planned.target),
         toolchain=replace(tools, flags=flags),
     )  # fmt: skip
-
-
-def render(planned: Planned, resources: Any = None) -> str:
-    """The source of a plan's kernel file."""
-    from attncc import codegen, frontend
-
-    text, spec, plan = frontend.canonical(planned.spec), planned.spec, planned.choice.plan
-    if plan.direction == BACKWARD:
-        return _render_backward(spec, planned, text, resources)
-    if not planned.target.is_gpu:
-        return codegen.render_cpu(spec, planned.visits, plan, text)
-    return codegen.render(spec, planned.visits, plan, text, resources)
-
-
-def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:
-    from attncc import analysis
-    from attncc.codegen.backward import render_backward
-    from attncc.codegen.cpu_backward import render_cpu_backward
-
-    if not planned.target.is_gpu:
-        return render_cpu_backward(spec, planned.visits, planned.choice.plan, text)
-    by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
-    return render_backward(spec, by_rows, by_keys, planned.choice.plan, text, resources)
 
 
 def request_key(request: Request, tools: Toolchain) -> RequestKey:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from attncc.codegen.backward import backward_file_name, render_backward
     from attncc.codegen.cpu import render_cpu
     from attncc.codegen.launch import file_name
+    from attncc.codegen.tangent_parts import tangent_names
     from attncc.codegen.triton import render
 
 PLACES = {
     "backward_file_name": "backward", "render_backward": "backward", "render_cpu": "cpu", "file_name": "launch",
-    "render": "triton",
+    "render": "triton", "tangent_names": "tangent_parts",
 }  # fmt: skip
 
 
@@ -25,4 +26,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
 
 
-__all__ = ["backward_file_name", "file_name", "parameter_names", "render", "render_backward", "render_cpu"]
+__all__ = [
+    "backward_file_name",
+    "file_name",
+    "parameter_names",
+    "render",
+    "render_backward",
+    "render_cpu",
+    "tangent_names",
+]

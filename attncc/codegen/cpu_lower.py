@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from attncc.analysis.normaliser import normaliser
+from attncc.analysis.tangent import MOVED_S
 from attncc.codegen.lower import level
 from attncc.codegen.naming import Names, read_name, reserved
 from attncc.codegen.passes import fold
@@ -48,7 +49,7 @@ def of_dtype(e: Expr) -> bool:
 def _kind(e: Expr) -> str:
     """scalar (a number, or 0-d), products (their type), or double: float64 of several elements, which takes over."""
     if isinstance(e, (Const, Var)):
-        return "products" if e == Var("s", "float") else "scalar"
+        return "products" if e in (Var("s", "float"), MOVED_S) else "scalar"
     if isinstance(e, Read):  # one element for all is 0-d itself
         return "products" if any(map(is_tensor, e.indices)) else "scalar"
     if e.op == "float":

@@ -72,7 +72,7 @@ class KernelPlan:
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
-        "forward"  # forward | backward: there tiles, stages, warps, loads and max_registers are those of dQ
+        "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ
     )
     dkdv: PassPlan | None = None  # and these those of dK and dV
     dv: PassPlan | None = None  # of dV alone, where registers have no room for both: `dkdv` makes dK then

@@ -4,6 +4,7 @@ from attncc.planner.backward import choose_backward
 from attncc.planner.io import Costs, closed_forms, costs
 from attncc.planner.legality import Violation, violations
 from attncc.planner.search import Choice, bucket_of, choose, class_of, ranked
+from attncc.planner.tangent import choose_tangent
 from attncc.planner.tuned import (
     Candidate,
     backward_candidates,
@@ -26,6 +27,7 @@ __all__ = [
     "choices_of",
     "choose",
     "choose_backward",
+    "choose_tangent",
     "class_of",
     "closed_forms",
     "costs",

@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, replace
 from attncc.ir import KernelPlan, PassPlan
 from attncc.planner import hopper, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
+from attncc.planner.tangent_memory import fa2_tangent
 from attncc.targets import Target
 
 MAX_HEAD_DIM = 512
+WHOLE = {"forward": shared_memory.fa2_forward, "tangent": fa2_tangent}  # directions of one kernel: its shared memory
 MIN_TILE = 16  # the least side of a matrix product in Triton
 MAX_STAGES = 8
 NO_BOOLS_AHEAD = (
@@ -58,7 +60,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         ("products", plan.products, ("ieee", "tf32")),
         ("loads", plan.loads, ("pointer", "descriptor")),
         ("target", plan.target, (target.name,)),
-        ("direction", plan.direction, ("forward", "backward")),
+        ("direction", plan.direction, (*WHOLE, "backward")),
     ):
         if value not in known:
             allowed = ", ".join(known)
@@ -104,8 +106,8 @@ def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | Pass
     if plan.algorithm == "fa3":
         yield plan, hopper.shared_bytes(plan), hopper.registers(plan)
         return
-    if plan.direction == "forward":
-        yield plan, shared_memory.fa2_forward(plan, target), registers.accumulators(plan, target)
+    if plan.direction in WHOLE:
+        yield plan, WHOLE[plan.direction](plan, target), registers.accumulators(plan, target)
         return
     for which, own in plan.passes.items():
         yield own, fa2_pass(plan, which, target), registers.backward_accumulators(plan, which, target)

@@ -18,6 +18,7 @@ ELEMENTS = {
     "bit": torch.int32, "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
     "i64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,
 }  # fmt: skip
+AUTOCAST, NARROW = ("cpu", "cuda"), (torch.bfloat16, torch.float16, torch.float32)
 RETURNS_LATER = ("return_max", "return_entropy", "return_pairs")
 LONGEST = 2**31 - 1
 
@@ -34,6 +35,18 @@ class Sizes:
     head_dim: int
     head_dim_v: int
     free: Mapping[str, int]
+
+
+def autocast(q: Any, k: Any, v: Any, inputs: str | None) -> tuple[Any, Any, Any]:
+    """q, k and v in the type of torch.autocast where it is on, as PyTorch's own attention takes them: 16-bit ones and
+    float32, unless the spec's precision says what they are (`inputs`)."""
+    if not any(map(torch.is_autocast_enabled, AUTOCAST)) or inputs is not None or not isinstance(q, torch.Tensor):
+        return q, k, v
+    if q.device.type not in AUTOCAST or not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = (x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in NARROW else x for x in (q, k, v))
+    return q, k, v
 
 
 FORMS = {"q": "[B, H, Q, D]", "k": "[B, H_kv, K, D]", "v": "[B, H_kv, K, D_v]"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, dropout, operator, winners
 from attncc.runtime.device import INTERPRETER, target_for
 from attncc.runtime.kernels import Kernels, Place
+from attncc.runtime.ready import Launch, Ready
 from attncc.runtime.search import BUDGET
 
 if TYPE_CHECKING:
@@ -24,25 +24,8 @@ if TYPE_CHECKING:
     from attncc.runtime.tune import Tell, Tuning
 
 TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
+dispatch_modes = torch._C._len_torch_dispatch_stack
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
-
-Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a signature (shapes, strides, dtypes, devices) leads to."""
-
-    launches: dict[tuple[bool, bool], Launch]  # by: 32-bit integers do, TMA can address K and V
-    build: Callable[[bool, bool], Launch]  # one that is missing
-    clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
-    fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
-    aligned: bool  # strides that TMA takes
-    whole: bool  # TMA loads q too, not k and v alone
-    narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
-    device: int | None  # index of the GPU, where there are several
-    backward: Callable[[bool], Backward]  # found or built when it is asked for, by: 32-bit integers do
 
 
 class Attention:
@@ -70,7 +53,7 @@ class Attention:
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._launchers: dict[tuple[Any, ...], Launch] = {}
-        self._backward: dict[tuple[Any, ...], Backward] = {}
+        self._derived: dict[tuple[Any, ...], Any] = {}
 
     @property
     def name(self) -> str:
@@ -91,7 +74,7 @@ class Attention:
         from attncc.runtime import tune
 
         found = tune.tune(self, q, k, v, given, passes=passes, cold=cold, budget=budget, tell=tell)
-        for known in (self._ready, self._launchers, self._backward):
+        for known in (self._ready, self._launchers, self._derived):
             known.clear()
         self.kernels.forget()
         return found
@@ -132,7 +115,8 @@ class Attention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse of a call; the lse is empty where the normaliser has none."""
-        if torch.compiler.is_compiling():
+        q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
+        if torch.compiler.is_compiling() or dispatch_modes():  # selective checkpoints see one operator, not its parts
             return self._in_graph(q, k, v, given, validate)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
@@ -153,8 +137,22 @@ class Attention:
             dropout.check_probability(self.spec, q, k, given)
         if validate:
             self._validate(q, k, given)
-        if torch.is_grad_enabled() and autograd.is_recorded(self.spec, q, k, v, given):
-            return autograd.record(self, ready, q, k, v, given)
+        if autograd.is_recorded(self.spec, q, k, v, given):
+            return autograd.record(self, q, k, v, given)
+        return self._launch(ready, q, k, v, given)
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse, checked, and nothing for derivatives, graphs or modes."""
+        if self.spec.dropout is not None:
+            given = {**given, "seed": dropout.seed_of(given)}
+            dropout.check_probability(self.spec, q, k, given)
+        return self._launch(self.ready(q, k, v, given), q, k, v, given)
+
+    def _launch(
+        self, ready: Ready, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         values, narrow = self._values(ready, given)
         pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.whole else 0)
         aligned = ready.aligned and pointers % TMA_BYTES == 0
@@ -205,12 +203,13 @@ class Attention:
     def _in_graph(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The call as a node of a graph that is being made; arguments are checked where it runs."""
+        """The call as one operator, in a graph that is being made or for a mode that looks at operators; arguments are
+        checked where it runs."""
         self._check_layout()
         if validate:
-            raise ValueError("validate=True reads tensors, which a graph that is being made does not have yet")
+            raise ValueError("validate=True reads tensors, which a graph or a dispatch mode may not have yet")
         if torch.is_grad_enabled():
-            autograd.refuse_ungiven(self.spec, given)
+            autograd.refuse_ungiven(self.spec, autograd.requiring(given))
         if self.spec.dropout is not None and given.get("seed") is None:
             given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64)}
         return operator.call(self, q, k, v, given)
@@ -269,8 +268,8 @@ class Attention:
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
-        backward = partial(self._backward_launcher, place, shape)
-        ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, backward)
+        derived = [partial(self._derivative, make, place, shape) for make in (pipeline.backward, pipeline.tangent)]
+        ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, *derived)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -320,13 +319,29 @@ class Attention:
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values)
 
-    def _backward_launcher(self, place: Place, shape: Shape, narrow: bool) -> Backward:
-        key = (place, shape, narrow)
-        found = self._backward.get(key)
-        if found is None:
-            planned = pipeline.backward(self.kernels.planned(place, shape, 32 if narrow else 64))
-            found = self._backward[key] = self.kernels.other(place, planned).backward
-        return found
+    def tangents(
+        self, ready: Ready, call: tuple[torch.Tensor | None, ...], given: Mapping[str, Any], moves: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of out and lse of `call`: (q, k, v, out, lse, and the tangents of q, k and v, None for zero).
+
+        `moves` are the tangents of `grad` parameters by name, 0-d for a float; `ready` and `given` as for `gradients`.
+        """
+        values, narrow = self._values(ready, given)
+        moved = codegen.tangent_names(self.spec)
+        named = {moved[n]: x if n in self._tensors else float(x) for n, x in moves.items()}
+        launch = ready.tangent(narrow)
+        with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
+            return launch(*call, **values, **named)
+
+    def _derivative(
+        self, make: Callable[[pipeline.Planned], pipeline.Planned], place: Place, shape: Shape, narrow: bool
+    ) -> Any:
+        """The launcher of a file of derivatives, which `make` plans; it is named after the plan's direction."""
+        key = (make, place, shape, narrow)
+        if key not in self._derived:
+            planned = make(self.kernels.planned(place, shape, 32 if narrow else 64))
+            self._derived[key] = getattr(self.kernels.other(place, planned), planned.choice.plan.direction)
+        return self._derived[key]
 
     def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Launch:
         if not aligned and self.kernels.route(place, shape, int_bits).algorithm == "fa3":

@@ -3,7 +3,7 @@
 Bounds: float32 within 1e-5 of the right answer's l1; a 16-bit result at most twice the error of an unfused computation
 in the same type; lse within 1e-5; what the mask leaves empty is exactly 0 and its lse exactly -inf or the sink; a view
 gives the bits of its contiguous copy; arguments stay as they are. Outputs are filled with NaN before each call.
-Gradients: see check_gradients.
+Gradients: see check_gradients; tangents: see check_tangents.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attncc.analysis.tangent import unbuilt
 from attncc.errors import CheckError
 from attncc.ir import AttentionSpec, Layout, Shape
 from attncc.runtime.check_gradients import Errors, Once, gradient_errors
+from attncc.runtime.check_tangents import tangent_errors
 from attncc.runtime.draw import DTYPES, Draw
 from attncc.runtime.reference import (
     environment,
@@ -66,7 +68,7 @@ SHAPES = {
 class Row:
     """One call. Errors and bounds are sums of absolute differences over the tensor; `faults` says what is wrong.
 
-    `gradients` is empty where they were not asked for.
+    `gradients`, tangents among them, is empty where they were not asked for.
     """
 
     shape: str
@@ -125,13 +127,14 @@ class Report:
 def check(
     spec: AttentionSpec, device: str = "cpu", *, seeds: Sequence[int] = SEEDS, shapes: Sequence[Shape] | None = None,
     values: Mapping[str, Any] | None = None, run: Run | None = None, gradients: bool | None = None,
-    differences: bool = False,
+    differences: bool = False, tangents: bool | None = None,
 ) -> Report:  # fmt: skip
     """Compare a spec's program with the float64 reference on `device`: cpu | interpreter | cuda.
 
     `values` pins scalars and consts. `run(q, k, v, **params) -> (out, lse)` is what is checked; left out, it is
     attncc.compile of the spec. `gradients` of q, k, v and parameters marked grad are checked too, unless `run` is given
-    and they are not asked for; `differences` compares them with finite differences beside.
+    and they are not asked for; `differences` compares them with finite differences beside. `tangents`, of forward
+    mode, are checked where `gradients` are by themselves and the spec's are built.
     The interpreter runs in a process of its own, since it must be chosen before triton is imported. Raises CheckError
     where that process breaks; wrong numbers are rows of the report, not errors.
     """
@@ -140,13 +143,14 @@ def check(
     spec = spec.bind(consts)
     shapes = SHAPES[device] if shapes is None else tuple(shapes)
     if device == "interpreter" and run is None and os.environ.get("TRITON_INTERPRET") != "1":
-        wanted = {"gradients": gradients, "differences": differences}
+        wanted = {"gradients": gradients, "differences": differences, "tangents": tangents}
         return _in_interpreter(spec, seeds, shapes, values, wanted)
     backward = (run is None) if gradients is None else gradients
+    forward_mode = (run is None and backward and not unbuilt(spec)) if tangents is None else tangents
     run = run or compiled(spec, device)
     spec = replace(spec, layout=Layout())  # as the reference knows it
     rows = [
-        call(spec, run, device, shape, dtype, layout, seed, values, backward, differences)
+        call(spec, run, device, shape, dtype, layout, seed, values, backward, differences, forward_mode)
         for shape, dtype, layout, seed in trials(spec, device, seeds, shapes)
     ]
     return Report(spec.name, device, tuple(rows))
@@ -183,7 +187,7 @@ def compiled(spec: AttentionSpec, device: str) -> Run:
 
 def call(
     spec: AttentionSpec, run: Run, device: str, shape: Shape, dtype: str, layout: str, seed: int,
-    values: Mapping[str, Any], gradients: bool = False, differences: bool = False,
+    values: Mapping[str, Any], gradients: bool = False, differences: bool = False, tangents: bool = False,
     once: Once = lambda name, make: make(),
 ) -> Row:  # fmt: skip
     """One call and its verdict. Finite differences are taken in float32 and float64, 16 bits are too few for them.
@@ -221,6 +225,10 @@ def call(
             by_differences = differences and dtype in RELATIVE
             found, more = gradient_errors(spec, run, (q, k, v), params, seed, by_differences, once)
         faults += more
+    if tangents:
+        with poisoned():
+            along, more = tangent_errors(spec, run, (q, k, v), params, seed)
+        found, faults = {**found, **along}, faults + more
     return replace(_row(shape, dtype, layout, seed, errors, faults), gradients=found)
 
 

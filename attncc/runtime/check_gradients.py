@@ -45,14 +45,14 @@ def gradient_errors(
     )
     have = {n: x.detach().cpu() for n, x in zip(inputs, found, strict=True)}
     want = once("gradients", lambda: gradients(spec, q, k, v, params, d_out, d_lse))
-    errors = {n: (_difference(have[n], want.values[n]), RELATIVE.get(q.dtype, 0.0) * _l1(want.values[n])) for n in have}
+    errors = {n: (difference(have[n], want.values[n]), RELATIVE.get(q.dtype, 0.0) * l1(want.values[n])) for n in have}
     if q.dtype not in RELATIVE or any(error > bound for error, bound in errors.values()):
         kind = None if q.dtype == torch.float64 else q.dtype
         unfused = once("unfused gradients", lambda: gradients(spec, q, k, v, params, d_out, d_lse, kind))
         for n, (error, bound) in errors.items():
             errors[n] = (
                 error,
-                max(bound, _allowed(have[n], want.values[n], unfused.values[n], want.summed.get(n, 0.0), q)),
+                max(bound, allowed(have[n], want.values[n], unfused.values[n], want.summed.get(n, 0.0), q)),
             )
     faults = [f"the gradient of {n} is beyond its bound" for n, (error, bound) in errors.items() if not error <= bound]
     faults += [f"the gradient of {n} is {list(x.shape)} {x.dtype}" for n, x in have.items()
@@ -73,11 +73,11 @@ def _wanted(x: Any, device: torch.device) -> Tensor:
     return made.requires_grad_()
 
 
-def _allowed(have: Tensor, want: Tensor, unfused: Tensor, summed: float, q: Tensor) -> float:
+def allowed(have: Tensor, want: Tensor, unfused: Tensor, summed: float, q: Tensor) -> float:
     """Twice the unfused error, the rounding of the answer itself, and that of a sum that cancels."""
-    own = torch.finfo(have.dtype).eps / 2 * _l1(want)
+    own = torch.finfo(have.dtype).eps / 2 * l1(want)
     parts = 4 * torch.finfo(q.dtype).eps * summed
-    return 2 * _difference(unfused, want) + own + parts
+    return 2 * difference(unfused, want) + own + parts
 
 
 def _along(
@@ -95,11 +95,11 @@ def _along(
     return errors
 
 
-def _l1(x: Tensor) -> float:
+def l1(x: Tensor) -> float:
     return float(x[torch.isfinite(x)].abs().sum())
 
 
-def _difference(x: Tensor, want: Tensor) -> float:
+def difference(x: Tensor, want: Tensor) -> float:
     x = x.to(torch.float64)
     same = (x == want) | (x.isnan() & want.isnan())
     return float(torch.where(same, 0.0, (x - want).abs().nan_to_num(torch.inf, torch.inf)).sum())

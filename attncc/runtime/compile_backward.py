@@ -1,4 +1,4 @@
-"""The kernels of the backward pass compiled for a target that need not be there: registers, spills, shared memory."""
+"""The kernels of derivatives, compiled for a target that need not be there: registers, spills, shared memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import triton
 
 from attncc.codegen.backward import backward_view
+from attncc.codegen.tangent import kernel_name, tangent_arguments
+from attncc.codegen.tangent_parts import spelled_names
 from attncc.ir import AttentionSpec, KernelPlan, Visits
 from attncc.runtime.compile import Resources, cross_compile, load_module, measure
 
@@ -35,3 +37,12 @@ def compiled_backward(
             max_registers=part.max_registers,
         )  # fmt: skip
         yield name, own, cross_compile(getattr(module, name), part.arguments, own, aligned, compile)
+
+
+def compile_tangent(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:
+    """The kernel of the generated file `source` of a tangent. PlanError where Triton refuses it."""
+    name = kernel_name(spec) + ("" if aligned else "_any_stride")
+    compiled = cross_compile(
+        getattr(load_module(source), name), tangent_arguments(spec, plan, spelled_names(spec)), plan, aligned
+    )
+    return measure(compiled, name, plan, aligned)

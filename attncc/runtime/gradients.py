@@ -1,4 +1,4 @@
-"""The float64 reference of gradients: the same expressions over the whole score matrix, differentiated by autograd.
+"""The float64 reference of gradients and tangents: the same expressions over all pairs, differentiated by autograd.
 
 It knows nothing of analysis.derivative, whose rules the generated programs follow. `reference.reference` stays the
 judge of outputs; the form here avoids what autograd cannot pass through, infinities less infinities.
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attncc.ir import AttentionSpec
 from attncc.runtime.reference import (
@@ -101,8 +102,35 @@ def differences(
     return {name: (loss(name, step) - loss(name, -step)) / (2 * step) for name in directions}
 
 
+def tangents(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], directions: Mapping[str, Tensor],
+    rounded: torch.dtype | None = None,
+) -> Gradients:  # fmt: skip
+    """Those of out and lse, by name, along `directions` of q, k, v and parameters marked grad; 0 where the lse is -inf.
+
+    `rounded` rounds every intermediate and its tangent: an unfused computation in that type.
+    """
+    round_to: Step = (lambda x: x) if rounded is None else (lambda x: _Rounded.apply(x, rounded))
+    primals = {n: _leaf(x).detach() for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
+    with forward_ad.dual_level(), torch.no_grad():
+        duals = {n: forward_ad.make_dual(x, directions[n].to("cpu", torch.float64)) for n, x in primals.items()}
+        mine = {n: x for n, x in duals.items() if n not in ("q", "k", "v")}
+        made = _dense(spec, duals["q"], duals["k"], duals["v"], {**params, **mine}, round_to)
+        (out, out_t), (lse, lse_t), (_, scaled_t), (_, s_t), (p, p_t) = (forward_ad.unpack_dual(x) for x in made)
+    moves = p * torch.where(p == 0, 0.0, s_t) if has_lse(spec) else p_t
+    flat = moves.abs() + p.abs() * scaled_t.abs()
+    group = q.shape[1] // v.shape[1]
+    values = [x.abs().repeat_interleave(group, 1) for x in (primals["v"], directions["v"].to("cpu", torch.float64))]
+    summed = (flat @ values[0] + p.abs() @ values[1]).sum()
+    if not has_lse(spec):
+        return Gradients({"out": out_t}, {"out": float(summed)})
+    lse_t = torch.where(lse.isfinite(), lse_t, 0.0)
+    summed = summed + (lse_t[..., None] * out).abs().sum()
+    return Gradients({"out": out_t, "lse": lse_t}, {"out": float(summed), "lse": float(flat.sum() + lse_t.abs().sum())})
+
+
 class _Rounded(torch.autograd.Function):
-    """A value and its gradient, rounded to a type and kept in float64."""
+    """A value and its gradient or tangent, rounded to a type and kept in float64."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,6 +140,10 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.to(ctx.dtype).to(torch.float64), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.to(ctx.dtype).to(torch.float64)
 
 
 def _leaf(x: Any) -> Tensor:

@@ -7,6 +7,7 @@ runs in a process that has imported attncc and nothing else.
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._library.autograd import make_autograd_impl
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from attncc.ir import AttentionSpec
@@ -53,7 +57,7 @@ def _attention(
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with torch.no_grad():
-        return attention_of(spec, target).both(q, k, v, _given(names, tensors, ints, floats))
+        return attention_of(spec, target).run(q, k, v, _given(names, tensors, ints, floats))
 
 
 @_attention.register_fake
@@ -77,7 +81,7 @@ def _backward(
     floats: Numbers, out: Tensor, lse: Tensor, d_out: Tensor | None, d_lse: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """d_q, d_k, d_v and those of the tensors that the spec marks `grad`, in their order."""
-    from attncc.runtime.autograd import compute
+    from attncc.runtime.derivatives import compute
 
     attention = attention_of(spec, target)
     given = _given(names, tensors, ints, floats)
@@ -123,6 +127,31 @@ def _refuse(ctx: Any, gradients: Any) -> None:
 
 _attention.register_autograd(_pass_back, setup_context=_save)
 _backward.register_autograd(_refuse)
+
+
+def _guard(op: Any) -> None:
+    """Let an operator refuse forward-mode derivatives, for which it would return tangents of zero in silence.
+
+    That has to be seen in its autograd kernel: below it there are no tangents any more. PyTorch warns of replacing it.
+    """
+    kernel = make_autograd_impl(op._opoverload, op)
+
+    def guarded(keyset: Any, *args: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            for x in tree_leaves(args):
+                if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+                    raise NotImplementedError(
+                        "in a graph there is no forward-mode derivative: call the attention outside torch.compile"
+                    )
+        return kernel(keyset, *args)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        op._lib.impl(op._name, guarded, "Autograd", with_keyset=True, allow_override=True)
+
+
+_guard(_attention)
+_guard(_backward)
 
 
 def _given(names: str, tensors: Sequence[Tensor], ints: Numbers, floats: Numbers) -> dict[str, Any]:

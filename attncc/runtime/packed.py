@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncc.runtime import arguments
-from attncc.runtime.attention import Attention
+from attncc.runtime.attention import Attention, dispatch_modes
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
@@ -30,10 +30,17 @@ class Packed(Attention):
     def both(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        given = {**given, **{n: given[n].contiguous() for n in STARTS if isinstance(given[n], torch.Tensor)}}
-        compiling = torch.compiler.is_compiling()
-        checked = validate or (not compiling and isinstance(q, torch.Tensor) and q.device.type == "cpu")
-        return super().both(q, k, v, given, checked)
+        seen_later = torch.compiler.is_compiling() or dispatch_modes()
+        checked = validate or (not seen_later and isinstance(q, torch.Tensor) and q.device.type == "cpu")
+        return super().both(q, k, v, _contiguous(given), checked)
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = _contiguous(given)
+        if q.device.type == "cpu":
+            self._validate(q, k, given)
+        return super().run(q, k, v, given)
 
     def _check_layout(self) -> None:
         pass
@@ -70,6 +77,10 @@ class Packed(Attention):
             if given.get(name) is not None and given[name] < longest:
                 raise ValueError(f"{name} is {given[name]}, and {of} has a sequence of {longest}")
         super()._validate(q, k, given)
+
+
+def _contiguous(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, **{n: given[n].contiguous() for n in STARTS if isinstance(given[n], torch.Tensor)}}
 
 
 def _check_starts(name: str, x: Any, q: torch.Tensor) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import attncc
@@ -145,12 +144,6 @@ def test_transforms_of_functions(attn):
     have = torch.func.grad(f)(inputs[0])
     q = inputs[0].clone().requires_grad_()
     assert torch.equal(have, torch.autograd.grad(f(q), q)[0])
-    with pytest.raises(RuntimeError, match="does not have vmap support"):
-        torch.func.vmap(f)(inputs[0][None])
-    with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(f, (inputs[0],), (inputs[0],))
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        f(forward_ad.make_dual(inputs[0], inputs[0]))
 
 
 def test_sizes_of_nothing():

@@ -1,0 +1,86 @@
+"""What a plan is for: the forward pass, or one of its derivatives. The plans of those, and the text of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attncc.ir import AttentionSpec
+    from attncc.pipeline import Planned
+
+FORWARD, BACKWARD, TANGENT = "forward", "backward", "tangent"
+
+
+def backward(planned: Planned) -> Planned:
+    """The backward pass of a plan's spec, for the same shape, target and width of integers.
+
+    Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
+    """
+    from attncc import planner
+
+    chosen = planned.choice.plan
+    if not planned.target.is_gpu:
+        plan = replace(chosen, direction=BACKWARD)
+    else:
+        from attncc.codegen.backward_sites import unbuilt
+
+        for _, reason in unbuilt(planned.spec):
+            raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
+        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits)
+        if BACKWARD in planned.tuned:
+            plan = planner.with_choices(plan, planned.tuned[BACKWARD], planned.target) or plan
+    return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
+
+
+def tangent(planned: Planned) -> Planned:
+    """The forward-mode derivative of a plan's spec, for the same shape, target and width of integers.
+
+    Raises PlanError where no plan fits, NotImplementedError for a softmax whose tangent is not built.
+    """
+    from attncc import planner
+    from attncc.analysis.tangent import unbuilt
+
+    chosen = planned.choice.plan
+    for what in unbuilt(planned.spec):
+        raise NotImplementedError(f"{planned.spec.name}: the forward-mode derivative of {what} is not built yet")
+    if planned.target.is_gpu:
+        plan = planner.choose_tangent(planned.spec, planned.shape, planned.target, chosen.int_bits)
+    else:
+        plan = replace(chosen, direction=TANGENT)
+    return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
+
+
+def render(planned: Planned, resources: Any = None) -> str:
+    """The source of a plan's kernel file."""
+    from attncc import codegen, frontend
+
+    text, spec, plan = frontend.canonical(planned.spec), planned.spec, planned.choice.plan
+    if plan.direction == BACKWARD:
+        return _render_backward(spec, planned, text, resources)
+    if plan.direction == TANGENT:
+        return _render_tangent(spec, planned, text, resources)
+    if not planned.target.is_gpu:
+        return codegen.render_cpu(spec, planned.visits, plan, text)
+    return codegen.render(spec, planned.visits, plan, text, resources)
+
+
+def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:
+    from attncc import analysis
+    from attncc.codegen.backward import render_backward
+    from attncc.codegen.cpu_backward import render_cpu_backward
+
+    if not planned.target.is_gpu:
+        return render_cpu_backward(spec, planned.visits, planned.choice.plan, text)
+    by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
+    return render_backward(spec, by_rows, by_keys, planned.choice.plan, text, resources)
+
+
+def _render_tangent(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:
+    from attncc import analysis
+    from attncc.codegen.cpu_tangent import render_cpu_tangent
+    from attncc.codegen.tangent import render_tangent
+
+    if not planned.target.is_gpu:
+        return render_cpu_tangent(spec, planned.visits, planned.choice.plan, text)
+    return render_tangent(spec, analysis.kernel_visits(spec), planned.choice.plan, text, resources)

@@ -1,0 +1,119 @@
+"""A call, its gradients and its tangents as functions of tensors alone, in the order in which PyTorch passes them on.
+
+Each says where the batch stands in its tensors and its results, so that torch.vmap can make one call of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attncc.ir import Param
+    from attncc.runtime.attention import Attention
+    from attncc.runtime.ready import Ready
+
+Axes = tuple["int | None", ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """out and lse of q, k, v and the parameters called `names`; `plain` are those that are no tensors."""
+
+    attention: Attention
+    plain: Mapping[str, Any]
+    names: tuple[str, ...]
+    what: ClassVar[str] = "results"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        return self.attention.run(q, k, v, self.given(params))
+
+    def given(self, params: Sequence[Any]) -> dict[str, Any]:
+        return {**self.plain, **dict(zip(self.names, params, strict=True))}
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return tuple(self.attention.spec.param(n) for n in self.names)
+
+    @property
+    def of_inputs(self) -> Axes:
+        """The axis of the batch in q, k, v and each parameter, None where a parameter has none."""
+        return (0, 0, 0, *(p.axes.index("b") if "b" in p.axes else None for p in self.params))
+
+    @property
+    def of_results(self) -> Axes:
+        return (0, 0 if self.attention.has_lse else None)
+
+    def axes(self) -> tuple[Axes, Axes]:
+        """Of what goes in and of what comes out."""
+        return self.of_inputs, self.of_results
+
+    def labels(self) -> tuple[str, ...]:
+        """What a message calls each of what goes in."""
+        return ("q", "k", "v", *self.names)
+
+
+@dataclass(frozen=True)
+class Gradients(Call):
+    """d_q, d_k, d_v and those of parameters, only those whose place among the inputs is `wanted`."""
+
+    wanted: tuple[int, ...]
+    what: ClassVar[str] = "gradients"
+
+    def __call__(self, d_out: Tensor | None, d_lse: Tensor | None, *saved: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, *params, out, lse = saved
+        given, inputs = self.given(params), ("q", "k", "v", *self.names)
+        learned = [inputs[i] for i in self.wanted if i >= 3]
+        ready = self.attention.ready(q, k, v, given)
+        found = compute(self.attention, ready, given, learned, (q, k, v, out, lse, d_out, d_lse))
+        every = dict(zip(("q", "k", "v", *learned), found, strict=True))
+        return tuple(every[inputs[i]] for i in self.wanted)
+
+    def axes(self) -> tuple[Axes, Axes]:
+        return (*self.of_results, *self.of_inputs, *self.of_results), tuple(self.of_inputs[i] for i in self.wanted)
+
+    def labels(self) -> tuple[str, ...]:
+        return ("d_out", "d_lse", "q", "k", "v", *self.names, "out", "lse")
+
+
+@dataclass(frozen=True)
+class Tangents(Call):
+    """Those of out and lse; the tensors are the inputs, out, lse and the tangents of the inputs, None for zero."""
+
+    what: ClassVar[str] = "tangents"
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        count = 3 + len(self.names)
+        q, k, v, *params = tensors[:count]
+        out, lse, *moves = tensors[count:]
+        assert q is not None and k is not None and v is not None
+        given = self.given(params)
+        of_params = {n: x for n, x in zip(self.names, moves[3:], strict=True) if x is not None}
+        ready = self.attention.ready(q, k, v, given)
+        return self.attention.tangents(ready, (q, k, v, out, lse, *moves[:3]), given, of_params)
+
+    def axes(self) -> tuple[Axes, Axes]:
+        return (*self.of_inputs, *self.of_results, *self.of_inputs), self.of_results
+
+    def labels(self) -> tuple[str, ...]:
+        inputs = ("q", "k", "v", *self.names)
+        return (*inputs, "out", "lse", *(f"the tangent of {n}" for n in inputs))
+
+
+def compute(
+    attention: Attention, ready: Ready, given: Mapping[str, Any], learned: Sequence[str],
+    call: tuple[Tensor | None, ...],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """d_q, d_k, d_v and the gradients of the parameters called `learned`, in their types and on their devices.
+
+    `call` is (q, k, v, out, lse, d_out, d_lse); one of the last two may be None, and they may have any float type.
+    """
+    q, k, v, out, lse, d_out, d_lse = call
+    assert out is not None
+    d_lse = d_lse if attention.has_lse else None
+    d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
+    d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given)
+    return d_q, d_k, d_v, *(more[n].to(given[n]) for n in learned)

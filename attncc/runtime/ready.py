@@ -1,0 +1,28 @@
+"""What the shapes, strides, types and devices of a call lead to, kept for the next call that has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
+Tangent = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a signature (shapes, strides, dtypes, devices) leads to."""
+
+    launches: dict[tuple[bool, bool], Launch]  # by: 32-bit integers do, TMA can address K and V
+    build: Callable[[bool, bool], Launch]  # one that is missing
+    clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
+    fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
+    aligned: bool  # strides that TMA takes
+    whole: bool  # TMA loads q too, not k and v alone
+    narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
+    device: int | None  # index of the GPU, where there are several
+    backward: Callable[[bool], Backward]  # found or built when it is asked for, by: 32-bit integers do
+    tangent: Callable[[bool], Tangent]  # likewise
