@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attncc.ir import AttentionSpec
     from attncc.pipeline import Planned
+    from attncc.runtime.compile import Resources
 
 FORWARD, BACKWARD, TANGENT = "forward", "backward", "tangent"
 
@@ -84,3 +86,19 @@ def _render_tangent(spec: AttentionSpec, planned: Planned, text: str, resources:
     if not planned.target.is_gpu:
         return render_cpu_tangent(spec, planned.visits, planned.choice.plan, text)
     return render_tangent(spec, analysis.kernel_visits(spec), planned.choice.plan, text, resources)
+
+
+def compiled(planned: Planned, path: Path, aligned: bool = True) -> Resources:
+    """What the file of a plan takes, compiled for its target: of its kernel that takes most. PlanError."""
+    from attncc import analysis
+    from attncc.runtime import compile as compiler
+    from attncc.runtime import compile_backward as derivatives
+
+    spec, plan = planned.spec, planned.choice.plan
+    if plan.direction == FORWARD:
+        return compiler.compile_kernel(path, spec, plan, aligned)
+    if plan.direction == TANGENT:
+        return derivatives.compile_tangent(path, spec, plan, aligned)
+    by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
+    found = derivatives.compile_backward(path, spec, by_rows, by_keys, plan, aligned)
+    return max(found, key=lambda kernel: (kernel.spills, kernel.registers, kernel.shared_bytes))

@@ -13,7 +13,9 @@ from attncc.errors import AttnError, Diagnostic, Span, SpecError
 from attncc.ir.plan import Shape
 from attncc.passes import BACKWARD as BACKWARD
 from attncc.passes import FORWARD as FORWARD
+from attncc.passes import TANGENT as TANGENT
 from attncc.passes import backward as backward
+from attncc.passes import compiled as compiled
 from attncc.passes import render as render
 from attncc.passes import tangent as tangent
 from attncc.runtime.cache import Cache, Entry
@@ -55,6 +57,7 @@ class Request:
     dtype: str | None = None
     values: tuple[tuple[str, Number], ...] = ()
     layout: str | None = None  # dense | ragged; None is the spec's own
+    passes: tuple[str, ...] = (FORWARD,)  # what files are for: forward, backward, tangent
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,28 @@ def build(request: Request, cache: Cache, stage: Stage = silent, tools: Toolchai
         return built
     stage("planning")
     planned = plan(request)
-    entries = [kernel(one, cache, tools, stage=stage) for one in every_kernel(planned)]
-    lines = [{"digest": e.digest, "target": planned.target.name, "pass": FORWARD} for e in entries]
+    plans = every_pass(planned, request.passes)
+    entries = [kernel(one, cache, tools, stage=stage) for one in plans]
+    lines = [{"digest": e.digest, "target": planned.target.name, "pass": one.choice.plan.direction}
+             for e, one in zip(entries, plans, strict=True)]  # fmt: skip
     found = warnings(planned)
     listing = {"name": planned.spec.name, "kernels": lines, "warnings": [asdict(d) for d in found]}
     cache.get_or_build(key, partial(_write_json, RESULT, listing))
     return Built(planned.spec.name, tuple(map(_listed, entries, lines)), found)
+
+
+def every_pass(planned: Planned, passes: tuple[str, ...]) -> list[Planned]:
+    """The plans of every file for these passes. SpecError for one that is not built for this spec and target."""
+    made: list[Planned] = []
+    for name in passes:
+        try:
+            made += (
+                every_kernel(planned) if name == FORWARD else [{BACKWARD: backward, TANGENT: tangent}[name](planned)]
+            )
+        except NotImplementedError as why:
+            fault = Diagnostic("N109", str(why), planned.parsed.spans.get("attention"), "ask for the other passes")
+            raise SpecError((fault,), planned.parsed.text, planned.parsed.filename) from None
+    return made
 
 
 def warnings(planned: Planned) -> tuple[Diagnostic, ...]:
@@ -212,15 +231,14 @@ def kernel(
     """The cache's entry with the generated file of a plan, built on a miss.
 
     `resources` compiles it for the target too, so that the file says what it takes; a GPU need not be there.
-    Files of the backward pass do not say it yet.
     """
-    resources = resources and planned.target.is_gpu and planned.choice.plan.direction == FORWARD
+    resources = resources and planned.target.is_gpu
     key = kernel_key(planned, tools or toolchain(), resources)
     return cache.get_or_build(key, partial(_write_kernel, planned, resources, stage))
 
 
 def kernel_key(planned: Planned, tools: Toolchain, resources: bool) -> KernelKey:
-    """What `kernel` keeps a plan's file under; `resources` as it is after all, forward and for a GPU."""
+    """What `kernel` keeps a plan's file under; `resources` as it is after all, for a GPU."""
     from attncc import frontend
 
     flags = tools.flags if resources else (*tools.flags, ("resources", "no"))
@@ -234,7 +252,7 @@ def kernel_key(planned: Planned, tools: Toolchain, resources: bool) -> KernelKey
 def request_key(request: Request, tools: Toolchain) -> RequestKey:
     return RequestKey(
         spec=request.text, target=request.target, sizes=tuple(sorted(request.sizes)), dtype=request.dtype,
-        values=tuple(sorted(request.values)), layout=request.layout, toolchain=tools,
+        values=tuple(sorted(request.values)), layout=request.layout, toolchain=tools, passes=request.passes,
     )  # fmt: skip
 
 
@@ -307,11 +325,11 @@ def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path)
     path.write_text(render(planned), encoding="utf-8")
     facts: dict[str, Any] = {"predicted_shared_bytes": None, "aligned": None, "general": None}
     if resources:
-        from attncc.runtime import compile as compiler
-
         stage(f"compiling {path.name}")
-        aligned = compiler.compile_kernel(path, planned.spec, chosen)
-        general = None if chosen.loads == "descriptor" else compiler.compile_kernel(path, planned.spec, chosen, False)
+        aligned = compiled(planned, path)
+        general = (
+            None if chosen.direction == FORWARD and chosen.loads == "descriptor" else compiled(planned, path, False)
+        )
         path.write_text(render(planned, aligned), encoding="utf-8")
         facts |= {"aligned": plain(aligned), "general": plain(general), "predicted_shared_bytes": chosen.shared_bytes}
     _write_json(RESOURCES, facts, folder)

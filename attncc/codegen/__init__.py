@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from attncc.codegen.naming import parameter_names
 
 if TYPE_CHECKING:
-    from attncc.codegen.backward import backward_file_name, render_backward
+    from attncc.codegen.backward import render_backward
     from attncc.codegen.cpu import render_cpu
     from attncc.codegen.launch import file_name
     from attncc.codegen.tangent_parts import tangent_names
     from attncc.codegen.triton import render
 
 PLACES = {
-    "backward_file_name": "backward", "render_backward": "backward", "render_cpu": "cpu", "file_name": "launch",
+    "render_backward": "backward", "render_cpu": "cpu", "file_name": "launch",
     "render": "triton", "tangent_names": "tangent_parts",
 }  # fmt: skip
 
@@ -27,7 +27,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "backward_file_name",
     "file_name",
     "parameter_names",
     "render",

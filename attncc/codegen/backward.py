@@ -158,10 +158,6 @@ def render_backward(
     return rendered(f"triton/{plan.algorithm}_backward.py.jinja", view)
 
 
-def backward_file_name(spec_name: str, plan: KernelPlan) -> str:
-    return launch.file_name(spec_name, plan)
-
-
 def backward_view(
     spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
 ) -> BackwardView:
@@ -376,7 +372,7 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
     """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
     dq, *keys = (_pass_text(own) for own in plan.passes.values())
     titles = ("dK and dV",) if plan.dv is None else ("dK", "dV")
-    made, checked = launch.build_command(spec, plan), backward_file_name(spec.name, plan)
+    made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
     return (
         *comment(text),
         f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",

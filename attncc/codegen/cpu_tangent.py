@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from attncc.analysis.derivative import ZERO
 from attncc.analysis.tangent import MOVED_S, dual, tangent
+from attncc.codegen import launch
 from attncc.codegen.cpu import uses
 from attncc.codegen.cpu_lower import CpuLowering, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
+from attncc.codegen.layout import provenance
 from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
 from attncc.codegen.tangent_parts import TangentCall, call_of, shared, spelled_names
 from attncc.ir import AttentionSpec, Expr, KernelPlan, Visits, names
@@ -55,7 +57,7 @@ def render_cpu_tangent(spec: AttentionSpec, visits: Visits, plan: KernelPlan, te
     `spec` has its consts bound; `visits` is analysis.visits(spec, "q"); `text` is the spec as written.
     Equal arguments give equal bytes.
     """
-    return environment().get_template("cpu/tangent.py.jinja").render(view=view_of(spec, visits, plan, text))
+    return rendered("cpu/tangent.py.jinja", view_of(spec, visits, plan, text))
 
 
 def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) -> CpuTangentView:
@@ -75,7 +77,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         comment=[
             *comment(text),
             f"# tangent · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores",
-            f"# made by: attncc build {spec.name}.attn --target cpu     checked by: python {spec.name}_tangent_cpu.py",
+            *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         helpers=in_order({"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}),
         given=call_of(spec, called), ragged=spec.ragged, programs=ranges.programs, align=spec.align,

@@ -120,7 +120,8 @@ def file_name(spec_name: str, plan: KernelPlan) -> str:
 
 def build_command(spec: AttentionSpec, plan: KernelPlan) -> str:
     """What makes the files of a spec again."""
-    return f"attncc build {spec.name}.attn{' --layout ragged' if spec.ragged else ''} --target {plan.target}"
+    which = "" if plan.direction == "forward" else f" --pass {plan.direction}"
+    return f"attncc build {spec.name}.attn{' --layout ragged' if spec.ragged else ''}{which} --target {plan.target}"
 
 
 def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:

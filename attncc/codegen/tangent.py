@@ -18,7 +18,8 @@ from attncc.analysis.normaliser import normaliser
 from attncc.analysis.tangent import MOVED_S, dual, tangent
 from attncc.codegen import launch
 from attncc.codegen.cpu_lower import prepared
-from attncc.codegen.environment import environment
+from attncc.codegen.environment import rendered
+from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
 from attncc.codegen.naming import Names, reserved
@@ -105,7 +106,7 @@ def render_tangent(
     call is `tangent(q, k, v, out, lse, q_t=None, k_t=None, v_t=None, *, parameters, NAME_t=None, …)` -> (out_t, lse_t).
     """
     view = tangent_view(spec, visits, plan, _banner(spec, plan, text, resources))
-    return environment().get_template(f"triton/{plan.algorithm}_tangent.py.jinja").render(view=view)
+    return rendered(f"triton/{plan.algorithm}_tangent.py.jinja", view)
 
 
 def tangent_arguments(spec: AttentionSpec, plan: KernelPlan, called: Mapping[str, str]) -> tuple[Argument, ...]:
@@ -247,5 +248,5 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
         f"# {compiled_to(plan, resources)}",
         f"# x_t is the tangent of x. Weights are worked out again{' from lse' if normaliser(spec).has_lse else ''}. "
         "A row that sees nothing: zero tangents.",
-        f"# made by: {made}     checked by: {checked}",
+        *provenance(made, checked),
     )

@@ -31,11 +31,15 @@ HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)"
 @target_option
 @layout_option
 @shape_option
+@click.option(
+    "--pass", "passes", type=click.Choice(("forward", "backward", "tangent")), multiple=True, default=("forward",),
+    show_default=True, help="What the files are for; tangent is forward-mode differentiation. Repeatable.",
+)  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for the files; left out: ./NAME/ for each spec.")
 @json_option
 def command(
     specs: tuple[str, ...], targets: tuple[str, ...], layout: str | None, shape: dict[str, int], dtype: str | None,
-    assigned: tuple[tuple[str, Any], ...], out: str | None, as_json: bool,
+    assigned: tuple[tuple[str, Any], ...], passes: tuple[str, ...], out: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
 
@@ -46,11 +50,13 @@ def command(
     \b
         attncc build causal.attn --target sm_90
         attncc build causal.attn --target sm_90 --layout ragged
+        attncc build causal.attn --target sm_90 --pass forward --pass backward
         attncc build specs/*.attn --target sm_90 --target gfx942 --out kernels
         attncc build chunked.attn --set chunk=4096 --shape heads=32,kv_heads=8,head_dim=64 --json
     """
     values, wanted = values_of(assigned), targets_of(targets)
-    made = _build_all([partial(request, path, goal, shape, dtype, values, layout) for path in specs for goal in wanted])
+    ask = partial(request, shape=shape, dtype=dtype, values=values, layout=layout, passes=passes)
+    made = _build_all([partial(ask, path, goal) for path in specs for goal in wanted])
     files = _destinations(made, out)
     _write(files)
     for built, asked in made:

@@ -158,12 +158,13 @@ def shown(path: str) -> str:
 
 
 def request(
-    path: str, target: str, shape: dict[str, int], dtype: str | None, values: Values, layout: str | None = None
-) -> Request:
+    path: str, target: str, shape: dict[str, int], dtype: str | None, values: Values, layout: str | None = None,
+    passes: tuple[str, ...] = ("forward",),
+) -> Request:  # fmt: skip
     """What the options ask of one spec's file."""
     return Request(
         text=read_spec(path), filename=shown(path), target=target, sizes=tuple(sorted(shape.items())), dtype=dtype,
-        values=tuple(sorted(values.scalars.items())), layout=layout,
+        values=tuple(sorted(values.scalars.items())), layout=layout, passes=tuple(dict.fromkeys(passes)),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class RequestKey:
     values: tuple[tuple[str, int | float | bool], ...]
     toolchain: Toolchain
     layout: str | None = None
+    passes: tuple[str, ...] = ("forward",)
 
 
 @dataclass(frozen=True)

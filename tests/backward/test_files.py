@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attncc.analysis import kernel_visits
-from attncc.codegen import backward_file_name, render_backward
+from attncc.codegen import file_name, render_backward
 from attncc.codegen.backward_sites import sites, unbuilt
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, Shape
@@ -23,7 +23,7 @@ SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.attn"))
 def text_of(spec: AttentionSpec, name: str = "sm_90", **shape) -> tuple[str, str]:
     plan = choose_backward(spec, Shape(**shape), target(name))
     visits = kernel_visits(spec, "q"), kernel_visits(spec, "k")
-    return backward_file_name(spec.name, plan), render_backward(spec, *visits, plan, "attention x {}")
+    return file_name(spec.name, plan), render_backward(spec, *visits, plan, "attention x {}")
 
 
 def spec_of(path: Path) -> AttentionSpec:

@@ -221,3 +221,30 @@ def test_an_unwritable_cache_costs_one_warning(program, monkeypatch):
     found = program("build", "causal.attn", "--target", "cpu")
     assert found.status == 0 and found.err.count("warning") == 1 and "going on without it" in found.err
     assert Path("causal/causal_forward_cpu.py").exists()
+
+
+def test_files_of_the_other_passes(program):
+    found = program("build", "causal.attn", "--target", "cpu", "--pass", "backward", "--pass", "tangent", "--json")
+    assert found.status == 0, found.err
+    made = {Path(k["file"]).name: k["pass"] for k in json.loads(found.out)["kernels"]}
+    stem = "causal"
+    assert made == {f"{stem}_backward_cpu.py": "backward", f"{stem}_tangent_cpu.py": "tangent"}
+    for name, direction in made.items():
+        text = Path(stem, name).read_text(encoding="utf-8")
+        assert f"attncc build {stem}.attn --pass {direction} --target cpu" in text
+
+
+def test_a_pass_that_is_not_built_for_a_spec(program, tmp_path):
+    Path("dropped.attn").write_text("attention dropped { dropout 0.1 }", encoding="utf-8")
+    found = program("build", "dropped.attn", "--target", "cpu", "--pass", "tangent")
+    assert found.status == 1 and "N109" in found.err and "forward-mode derivative of dropout" in found.err
+
+
+def test_what_a_backward_file_compiles_to(program):
+    found = program(
+        "build", "causal.attn", "--target", "sm_80", "--shape", "head_dim=64", "--pass", "backward", "--json"
+    )
+    assert found.status == 0, found.err
+    (kernel,) = json.loads(found.out)["kernels"]
+    assert kernel["registers"] and 0 < kernel["shared_bytes"] <= kernel["predicted_shared_bytes"]
+    assert f"{kernel['registers']} registers" in Path(kernel["file"]).read_text(encoding="utf-8")
