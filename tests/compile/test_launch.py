@@ -12,6 +12,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from attncc import analysis, codegen
 from attncc.codegen.signature import arguments
+from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import kernel_names
 from attncc.frontend import parse
 from attncc.ir import Shape
@@ -90,7 +91,7 @@ def test_alignment_is_told_of_the_arguments_it_is_of(tmp_path):
     spec = parse("attention document(doc: i32[b, k]) { mask k <= q and doc[b, q] == doc[b, k] }").spec
     visits = analysis.kernel_visits(spec, forward=True)
     plan = choose(spec, Shape(head_dim=64, head_dim_v=64), target("sm_80"), visits).plan
-    plan = replace(plan, tables=True)
+    plan = replace(plan, tables=tables_of(visits).made)
     source = tmp_path / "kernel.py"
     source.write_text(codegen.render(spec, visits, plan), encoding="utf-8")
     order = load_module(source).document_forward.arg_names
