@@ -1,4 +1,4 @@
-"""The launch path on a real GPU: graphs, streams, other devices, and tuning (cases 37 and 40).
+"""The launch path on a real GPU: graphs, streams, other devices, and tuning (cases 36, 37 and 40).
 
 python -m pytest -q tests/gpu/test_launch.py
 """
@@ -23,6 +23,26 @@ def draw(length: int, device: str = "cuda") -> list[torch.Tensor]:
     generator = torch.Generator(device).manual_seed(length)
     make = lambda: torch.randn(2, 4, length, 64, device=device, generator=generator).bfloat16()
     return [make() for _ in range(3)]
+
+
+BIASED = "attention biased(bias: f32[h, far] grad) { mask k <= q score s + bias[h, min(q - k, far - 1)] }"
+
+
+def test_36_the_same_bits_in_every_run_and_batch():
+    attn, (q, k, v) = attncc.compile(BIASED), [x.requires_grad_() for x in draw(700)]
+    bias = torch.linspace(-1, 1, 4 * 30, device="cuda").reshape(4, 30).requires_grad_()
+
+    def run():
+        out = attn(q, k, v, bias=bias)
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v, bias))]
+
+    first = run()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
+    with torch.no_grad():
+        alone = attn(q[:1], k[:1], v[:1], bias=bias)
+        more = attn(*(torch.cat([x, x, x]) for x in (q, k, v)), bias=bias)
+    assert torch.equal(alone, first[0][:1]) and torch.equal(more[2:4], first[0])
 
 
 def test_40_a_graph_replays_what_a_call_gives_after_lengths_changed():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
@@ -11,6 +14,7 @@ from attncc import pipeline, planner
 from attncc.ir import Shape
 from attncc.runtime.cache import Cache
 from attncc.runtime.precompile import Job, Workers, compile_job
+from attncc.runtime.tune import candidates_of
 
 TEXT = "attention small { mask k <= q }"
 SHAPE = planner.bucket_of(Shape(head_dim=16, head_dim_v=16, dtype="f16"))
@@ -59,7 +63,36 @@ def test_a_process_that_dies_is_told_of(tmp_path, workers):
 def test_a_launch_finds_what_was_compiled_ahead(gpu, tmp_path, monkeypatch):
     compile_job(job(tmp_path / "cache"))
     monkeypatch.setattr(triton, "compile", refuse)
-    q, k, v = (torch.zeros(1, 2, 2000, 16, dtype=torch.float16) for _ in range(3))
     with torch.no_grad():
-        attncc.compile(TEXT)(q, k, v)
+        attncc.compile(TEXT)(*tensors())
     assert gpu.launched == ["small_forward"]
+
+
+def test_so_does_a_backward_pass(gpu, tmp_path, monkeypatch):
+    attn, (q, k, v) = attncc.compile(TEXT), tensors()
+    compile_job(job(tmp_path / "cache", "backward"))
+    with torch.no_grad():
+        out, lse = attn(q, k, v, return_lse=True)
+        monkeypatch.setattr(triton, "compile", refuse)
+        attn.gradients(attn.ready(q, k, v, {}), (q, k, v, out, lse, torch.zeros_like(out), torch.zeros_like(lse)), {})
+    assert len(gpu.launched) == 4
+
+
+@pytest.mark.slow
+def test_so_does_a_warp_specialised_kernel(gpu, tmp_path, monkeypatch):
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    attn = attncc.compile(TEXT)
+    planned = pipeline.plan_parsed(attn.parsed, {}, {}, SHAPE, "sm_90")
+    (first, *_) = (c for c in candidates_of(planned, "forward") if c.plan.algorithm == "fa3")
+    compile_job(replace(job(tmp_path / "cache"), tuned={"forward": first.choices}))
+    monkeypatch.setattr(triton, "compile", refuse)
+    plan = planner.with_choices(planned.choice.plan, first.choices, planned.target)
+    pinned = replace(planned, choice=replace(planned.choice, plan=plan), tuned={"forward": first.choices})
+    with torch.no_grad():
+        attn.having(pinned.tuned, pinned)(*tensors())
+    assert gpu.launched == ["small_forward"]
+
+
+def tensors():
+    return [torch.zeros(1, 2, 2000, 16, dtype=torch.float16) for _ in range(3)]
