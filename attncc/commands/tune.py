@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BOTH = ("forward", "backward")
 RANKED_SHOWN = 10
+REFERENCES = {"first_tile": "first tiles'", "whole_tile": "whole tile's"}  # but the running one, which is the usual
 HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown out", "took")
 
 
@@ -125,8 +126,8 @@ def _plan(choices: Any) -> str:
              f"{choices['warps']} warps"]  # fmt: skip
     if choices.get("max_registers"):
         parts.append(f"{choices['max_registers']} registers")
-    if choices.get("reference") == "first_tile":
-        parts.append("first tiles' maximum")
+    if choices.get("reference") in REFERENCES:
+        parts.append(f"{REFERENCES[choices['reference']]} maximum")
     second = choices.get("dkdv")
     return ", ".join(parts) + (f"; dK and dV {_plan(second)}" if second else "")
 
