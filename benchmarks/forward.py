@@ -145,8 +145,8 @@ def compile_flex(part: str, index: int) -> None:
 def compiled(row: Row, algorithm: str | None) -> attncc.Attention:
     """The spec of a row, with the algorithm that the planner chooses or with this one."""
     text = (SPECS / f"{row.spec}.attn").read_text(encoding="utf-8")
-    pinned = f"\n    schedule {{ algorithm {algorithm} }}\n}}" if algorithm else "}"
-    return attncc.compile(text.rstrip().removesuffix("}") + pinned, row.spec)
+    pinned = f"\nschedule {{ algorithm {algorithm} }}\n" if algorithm else ""
+    return attncc.compile(text + pinned, row.spec)
 
 
 def measure(row: Row, with_flex: bool, algorithm: str | None = None) -> dict[str, Any]:
