@@ -12,7 +12,6 @@ from attncc.frontend import canonical, format_text, parse, refuse_unbuilt
 FOLDER = Path(__file__).parent.parent / "data" / "variants"
 FILES = sorted(FOLDER.glob("*.attn"))
 NOT_YET = {
-    "15_packed_cu": "N103 N103",
     "20_mla": "N103 N103",
     "36_fp8": "N105",
     "37_paged_int8": "N103 N104",
