@@ -29,27 +29,33 @@ def load(pointers, inside, guarded: tl.constexpr):
 
 
 @triton.jit
+def halves(word, threshold):
+    return tl.join(word << 16 >= threshold, word >= threshold)
+
+
+@triton.jit
 def survivors(seed, threshold, b, h, row, tile, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, by_keys: tl.constexpr):
     """Which weights of a tile are kept: those whose 16 bits are at least the threshold. Keys by rows where by_keys."""
     row, h, b = tl.cast(row, tl.uint32), tl.cast(h, tl.uint32), tl.cast(b, tl.uint32)
-    if TILE_K % 64 == 0:
-        lane = tl.arange(0, TILE_K // 8)
-        lane = tile * (TILE_K // 8) + (lane[:, None] if by_keys else lane[None, :])
-        w0, w1, w2, w3 = tl.philox(seed, lane.to(tl.uint32), row, h, b)
-        low = tl.join(tl.join(w0 << 16 >= threshold, w0 >= threshold), tl.join(w1 << 16 >= threshold, w1 >= threshold))
-        high = tl.join(tl.join(w2 << 16 >= threshold, w2 >= threshold), tl.join(w3 << 16 >= threshold, w3 >= threshold))
-        both = tl.join(low, high)
-        if by_keys:
-            return both.reshape(TILE_K // 64, 8, TILE_Q, 2, 2, 2).permute(0, 5, 4, 3, 1, 2).reshape(TILE_K, TILE_Q)
-        else:
-            return both.reshape(TILE_Q, TILE_K // 64, 8, 2, 2, 2).permute(0, 1, 5, 4, 3, 2).reshape(TILE_Q, TILE_K)
+    first = tile * (TILE_K // 8) if TILE_K >= 64 else tile // (64 // TILE_K) * 8
+    lane = tl.arange(0, (TILE_K + 63) // 64 * 8)
+    lane = first + (lane[:, None] if by_keys else lane[None, :])
+    w0, w1, w2, w3 = tl.philox(seed, lane.to(tl.uint32), row, h, b)
+    part = tile * TILE_K // 16 % 4  # of a tile that has not keys for all words: the first one that is its own
+    if TILE_K == 16:
+        kept = halves(tl.where(part < 2, tl.where(part == 0, w0, w1), tl.where(part == 2, w2, w3)), threshold)
+        kept = kept.permute(2, 0, 1) if by_keys else kept.permute(0, 2, 1)
+    elif TILE_K == 32:
+        kept = tl.join(halves(tl.where(part == 0, w0, w2), threshold), halves(tl.where(part == 0, w1, w3), threshold))
+        kept = kept.permute(3, 2, 0, 1) if by_keys else kept.permute(0, 3, 2, 1)
     else:
-        k = tile * TILE_K + tl.arange(0, TILE_K)
-        k = k[:, None] if by_keys else k[None, :]
-        w0, w1, w2, w3 = tl.philox(seed, (k // 64 * 8 + k % 8).to(tl.uint32), row, h, b)
-        which = k // 8 % 8
-        word = tl.where(which < 4, tl.where(which < 2, w0, w1), tl.where(which < 6, w2, w3))
-        return tl.where(which % 2 == 0, word << 16, word) >= threshold
+        low = tl.join(halves(w0, threshold), halves(w1, threshold))
+        kept = tl.join(low, tl.join(halves(w2, threshold), halves(w3, threshold)))
+        if by_keys:
+            kept = kept.reshape(TILE_K // 64, 8, TILE_Q, 2, 2, 2).permute(0, 5, 4, 3, 1, 2)
+        else:
+            kept = kept.reshape(TILE_Q, TILE_K // 64, 8, 2, 2, 2).permute(0, 1, 5, 4, 3, 2)
+    return kept.reshape(TILE_K, TILE_Q) if by_keys else kept.reshape(TILE_Q, TILE_K)
 
 
 @triton.jit(

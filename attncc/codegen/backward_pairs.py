@@ -61,7 +61,8 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
     chain: list[str] = []
     weighted = "p"
     if spec.dropout is not None:
-        mine = "mine, TILE_Q, TILE_K, True" if which in ("dkdv", "dv") else "tile, TILE_Q, TILE_K, False"
+        by_rows = which in ("dq", "cells")
+        mine = "tile, TILE_Q, TILE_K, False" if by_rows else "mine, TILE_Q, TILE_K, True"
         weighing = (
             *weighing,
             f"survives = survivors(seed, threshold, b, h, row, {mine})",

@@ -84,9 +84,9 @@ def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, re
     fitting = [
         s
         for s in _schedules(plan, target, which)
-        if _width(plan) <= s.head_dim and (_of_s_alone(spec) or not s.max_registers)
+        if _width(plan) <= s.head_dim and (_of_s_alone(spec, which) or not s.max_registers)
     ]
-    most = _pairs_of_a_thread(spec, loads)
+    most = _pairs_of_a_thread(spec, loads, which)
     fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
     for s in fitting:
         made = _with(plan, s, which, loads)
@@ -105,7 +105,7 @@ def _with(plan: KernelPlan, s: Schedule, which: str, loads: str) -> KernelPlan:
     return replace(plan, dv=own) if which == "dv" else replace(plan, dkdv=own)
 
 
-def _pairs_of_a_thread(spec: AttentionSpec, loads: str) -> int:
+def _pairs_of_a_thread(spec: AttentionSpec, loads: str, which: str) -> int:
     """How many pairs a thread can hold: those for which a tensor is read take addresses and values too."""
     read = operands(spec)
     if loads == "pointer":
@@ -114,11 +114,13 @@ def _pairs_of_a_thread(spec: AttentionSpec, loads: str) -> int:
         return PAIRS["pair"]
     if read.gather or read.chain:
         return PAIRS["gather"]
-    return 64 if _of_s_alone(spec) else PAIRS["positions"]
+    return 64 if _of_s_alone(spec, which) else PAIRS["positions"]
 
 
-def _of_s_alone(spec: AttentionSpec) -> bool:
-    """Whether no score and no weight needs more of a pair than s."""
+def _of_s_alone(spec: AttentionSpec, which: str) -> bool:
+    """Whether no score and no weight needs more of a pair than s, nor, where a program keeps two sums, dropout."""
+    if spec.dropout is not None and which != "dq":
+        return False
     asked = (*spec.scores, *((spec.weight,) if spec.weight is not None else ()))
     return not any({"q", "row", "k"} & names(e) for e in asked)
 

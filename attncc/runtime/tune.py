@@ -17,6 +17,7 @@ from attncc.errors import EnvironmentFault
 from attncc.ir import Shape
 from attncc.planner import Candidate
 from attncc.runtime import arguments, autograd, check, winners
+from attncc.runtime.dropout import seed_of
 from attncc.runtime.precompile import Job, Workers
 from attncc.runtime.search import BUDGET, Found, OutOfMemory, Unsteady, search
 
@@ -85,7 +86,9 @@ def tune(
     unknown = set(passes) - set(winners.PASSES)
     if unknown or not passes:
         raise ValueError(f"passes are some of {', '.join(winners.PASSES)}, and are {list(passes)}")
-    plain = {n: _plain(attention, n, x) for n, x in given.items()}
+    plain = {n: _plain(attention, n, x) for n, x in given.items() if n != "seed"}
+    if attention.spec.dropout is not None:  # one for all candidates, whose results are compared
+        plain["seed"] = seed_of(given)
     call = Measured(attention, q.detach(), k.detach(), v.detach(), plain)
     if not ready.aligned and call.planned.choice.plan.loads == "descriptor":
         raise ValueError("k and v have strides that TMA cannot take: tune with tensors whose rows are contiguous")

@@ -118,6 +118,8 @@ MORE = [
          draw(e=(H,))),
     Case("dropout_in_tiles", "attention dropped(t: f32[row, k] grad) { score s + t[row, k] dropout 0.25 }",
          lambda g: {"t": torch.randn(Q, 200, generator=g), "seed": 5}, tiles=(64, 64), k_len=200),
+    Case("dropout_in_small_tiles", "attention dropped(t: f32[row, k] grad) { score s + t[row, k] dropout 0.25 }",
+         lambda g: {"t": torch.randn(Q, 100, generator=g), "seed": 6}, tiles=(32, 32), k_len=100),
     Case("relu", "attention ramp { mask k <= q softmax relu(2) }", with_lse=False),
     Case("relu_cubed", "attention ramp { mask abs(q - k) < 9 score s + 1 softmax relu(3) }", with_lse=False),
     Case("retention", "attention kept(g: f32[h] grad) { mask k <= q weight 1 + 0.1 * k softmax none "
