@@ -30,21 +30,20 @@ class _Sequence:
 
 
 def packed(attention: Attention) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`run(q, k, v, **params)` of dense tensors by a packed call: out [B, H, Q, D_v] and lse [B, H, Q]."""
-    alone = reads_batch(attention.spec)
+    """`run(q, k, v, **params)` of dense tensors by a packed call: out [B, H, Q, D_v] and lse [B, H, Q], if any."""
+    alone = attention.spec.dropout is not None or reads_batch(attention.spec)  # which drops weights by b
 
     def run(q: Tensor, k: Tensor, v: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
         several = _sequences(q.shape[0], q.shape[2], k.shape[2], alone)
         rows, keys = [s.rows for s in several], [s.keys for s in several]
         starts = [torch.tensor([0, *accumulate(n)], dtype=torch.int32, device=q.device) for n in (rows, keys)]
-        inputs = (_lay_out(_pack(x, several, n), x) for x, n in ((q, rows), (k, keys), (v, keys)))
+        packed_q, packed_k, packed_v = (_lay_out(_pack(x, several, n), x) for x, n in ((q, rows), (k, keys), (v, keys)))
         mine = {p.name: _param(attention.packed.spec, p, params[p.name], several) for p in attention.spec.tensors}
-        out, lse = attention.varlen(*inputs, *starts, return_lse=True, **{**params, **mine})
+        given = {**params, **mine, "cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
+        out, lse = attention.packed.both(packed_q, packed_k, packed_v, given)
         at = [(int(starts[0][i]), s.rows) for i, s in enumerate(several) if s.wanted]
-        return (
-            torch.stack([out.narrow(0, *span).transpose(0, 1) for span in at]),
-            torch.stack([lse.narrow(1, *span) for span in at]),
-        )
+        outs = torch.stack([out.narrow(0, *span).transpose(0, 1) for span in at])
+        return outs, torch.stack([lse.narrow(1, *span) for span in at]) if attention.has_lse else lse
 
     return run
 
