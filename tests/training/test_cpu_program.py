@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import attncc
 from attncc import analysis, frontend
 from attncc.codegen import parameter_names
 from attncc.codegen.cpu_backward import render_cpu_backward
@@ -169,3 +172,49 @@ def test_memory_is_linear_in_length():
             backward(q, k, v, q, torch.zeros(1, 1, length), d_out, t=torch.ones(1))
         sizes.append(largest.bytes)
     assert sizes == [256 * 16 * 4, 512 * 16 * 4]
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that were held at once of what operators made since it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else (made,):
+            storage = x.untyped_storage() if isinstance(x, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self.known and not self._given(storage, args):
+                self.known.add(storage._cdata)
+                self.held += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.held)
+        return made
+
+    @staticmethod
+    def _given(storage, args) -> bool:
+        tensors = (x for x in tree_leaves(args) if isinstance(x, torch.Tensor))
+        return any(x.untyped_storage()._cdata == storage._cdata for x in tensors)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.held -= size
+
+
+def test_memory_beyond_what_a_call_returns():
+    """In float32 no more than 16 bytes for each batch entry, head and row, forward and backward."""
+    attn = attncc.compile("attention a(t: f32[h] grad) { score s * t[h] mask k <= q }")
+    peaks, head, heads = [], 16, 2
+    for rows in (1024, 2048):
+        q, k, v = (torch.randn(1, heads, rows, head, requires_grad=True) for _ in range(3))
+        t = torch.ones(heads, requires_grad=True)
+        attn(q, k, v, t=t).sum().backward()
+        ready = attn.ready(q, k, v, {"t": t})
+        with torch.no_grad(), Peak() as peak:
+            out, lse = attn._launch(ready, q, k, v, {"t": t})
+            found = attn.gradients(ready, (q, k, v, out, lse, torch.ones(()).expand(out.shape), None), {"t": t})
+        returned = sum(x.nbytes for x in (out, *found[:3]))
+        peaks.append(peak.peak - returned)
+    assert 0 <= peaks[1] - peaks[0] <= 16 * heads * 1024
