@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 NARROW = 64  # columns of a head for whose short products the place of waits matters
 CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
+SIDE = 100  # characters of such a side
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
 REGISTERS_SM, GROUP_THREADS = 65536, 128
 
@@ -50,6 +52,7 @@ class HopperView:
     key_size: int  # columns of a head, its parts together
     value_size: int
     arguments: str  # of the kernel, by name
+    unpacked: str  # the same where a function takes them apart
     handed: str  # to the function that makes weights: what was computed for the whole tile of rows
     places: dict[str, int]  # of arguments among them
     masked: Steps | None
@@ -70,12 +73,21 @@ def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) ->
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
         producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
-        arguments=", ".join(a.name for a in args), handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
+        arguments=", ".join(a.name for a in args), unpacked=_unpacked([a.name for a in args]),
+        handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
         places={a.name: i for i, a in enumerate(args)},
         masked=_steps(view.visits.masked, view.visits.jumps), full=_steps(view.visits.full, view.visits.jumps),
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
         ahead=plan.head_dim <= NARROW, key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
     )  # fmt: skip
+
+
+def _unpacked(names: Sequence[str]) -> str:
+    """The left side of an assignment at the head of a function, on lines of its own where one is too long."""
+    text = ", ".join(names)
+    if len(text) <= SIDE:
+        return text
+    return "\n".join(["(", *("        " + line for line in textwrap.wrap(text + ",", SIDE)), "    )"])
 
 
 def tail(spec: AttentionSpec) -> str:

@@ -33,6 +33,9 @@ class Argument:
     value: str  # the host's expression
 
 
+TILES = tuple(Argument(name, "constexpr", "constexpr", "tile", name) for name in ("TILE_Q", "TILE_K"))
+
+
 def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
     """Those of the main kernel; `names` gives each parameter's and free axis's name in it."""
     pointer = "*" + POINTEES[plan.dtype]
@@ -67,7 +70,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     for axis in spec.free_axes:
         made.append(Argument(names[axis], "i32", "scalar", "parameter", axis))
     if plan.algorithm != "fa3":  # whose layouts depend on them: there they are constants of the file
-        made += [Argument(n, "constexpr", "constexpr", "tile", n) for n in ("TILE_Q", "TILE_K")]
+        made += TILES
     return tuple(made)
 
 
@@ -119,7 +122,8 @@ def tile_counts(spec: AttentionSpec) -> tuple[str, str]:
 def table_arguments(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Those of the kernels that make the tables: no q, k, v, and no outputs."""
     call = ("q_len", "k_len", "total_q", "total_k", "b_len", "h_len", "group")
-    return tuple(a for a in args if a.owner in ("parameter", "starts", "tables", "tile") or a.name in call)
+    used = (a for a in args if a.owner in ("parameter", "starts", "tables") or a.name in call)
+    return (*used, *TILES)  # also where they are constants of the main kernel's file
 
 
 def vectorized(p: Param, axis: int) -> bool:

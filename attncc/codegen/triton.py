@@ -10,6 +10,7 @@ from typing import Any
 from attncc.analysis import nonnegative
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
+from attncc.codegen.apart import apart
 from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
@@ -33,7 +34,7 @@ SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 REFERENCES = {  # of exponentials
     "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
-    "fixed": "a given reference",
+    "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
 }  # fmt: skip
 LANGUAGE = {"fa2": "tl", "fa3": "gl"}  # what kernels call the module of their language
 SKELETONS = {"fa2": "triton/fa2_forward.py.jinja", "fa3": "gluon/fa3_forward.py.jinja"}
@@ -86,6 +87,7 @@ class KernelView:
     score_lines: tuple[str, ...]
     scale_first: bool  # the scale is applied to s itself, not folded into the exponential's
     scores: tuple[str, ...]
+    shift: str  # what a row adds to all scores of a tile, kept out of them
     weight_lines: tuple[str, ...]
     weight: str
     dropout: str  # the probability
@@ -185,8 +187,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     lowering = lower(language)
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
-    scores = tuple(score_text(lowering, e) for e in spec.scores)
-    score_lines = lowering.take("pair")
+    scores, score_lines, shift = _scores(spec, lowering)
     rule, (sink, weighing) = normaliser(spec), _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
@@ -224,14 +225,21 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
         program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines, own_lines=lowering.take("row"),
-        score_lines=score_lines, scores=scores, scale_first=not folds, weight_lines=weight_lines, weight=weight,
-        key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines, mask=mask, visits=view_visits,
-        reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
+        score_lines=score_lines, scores=scores, shift=shift, scale_first=not folds, weight=weight,
+        weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines,
+        mask=mask, visits=view_visits, reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
     )  # fmt: skip
+
+
+def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Right sides of the scores, statements before them, and what a row adds to all of a tile's."""
+    written, shift = apart(spec) if lowering.language == "gl" else (spec.scores, None)
+    scores = tuple(score_text(lowering, e) for e in written)
+    return scores, lowering.take("pair"), "" if shift is None else lowering.text(shift, TERM)
 
 
 def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tuple[str, bool]:

@@ -47,8 +47,8 @@ class KernelPlan:
     head_dim_v: int
     dtype: str  # bf16 f16 f32
     products: str = "ieee"
-    # Of exponentials. running: the running maximum; first_tile: that of a row's first visited tiles; two_pass: that of
-    # the row, found first; fixed: a given number.
+    # Of exponentials. running: the running maximum; first_tile, whole_tile: that of a row's first tiles; two_pass: that
+    # of the row, found first; fixed: a given number.
     reference: str = "running"
     together: int = 8  # heads of K and V whose tiles run side by side, the longest first: they share L2
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31

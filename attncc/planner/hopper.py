@@ -17,6 +17,7 @@ from attncc.targets import Target
 
 GROUP_ROWS = 64  # of a warp group
 WARPS_GROUP = 4
+NARROWEST = 64
 WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp group's registers
 POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one")
@@ -53,8 +54,10 @@ def unfit(spec: AttentionSpec) -> str | None:
     return None
 
 
-def unwise(spec: AttentionSpec) -> str:
+def unwise(spec: AttentionSpec, shape: Shape) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
+    if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
+        return f"fa3 was not measured with heads of less than {NARROWEST} columns"
     read = operands(spec)
     beside = read.pair or read.bits or read.gather or read.chain
     return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""
@@ -66,13 +69,17 @@ def _divides(spec: AttentionSpec) -> bool:
     return any(isinstance(n, Op) and n.op in ("//", "%") and names(n) & POSITIONS for n in found)
 
 
+def _placed(spec: AttentionSpec) -> bool:
+    """Whether scores depend on positions."""
+    return any(names(e) & POSITIONS for e in spec.scores)
+
+
 def _reference(spec: AttentionSpec, asked: str, classed: bool) -> str:
     """A whole tile sets the reference where scores are products alone. What depends on positions can be far from where
     it is largest in any one tile: there all tiles that need the mask, the nearest among them, set it."""
     if asked == "running":
         return asked
-    placed = any(names(e) & POSITIONS for e in spec.scores)
-    return "whole_tile" if not placed else "running" if classed else "first_tile"
+    return "whole_tile" if not _placed(spec) else "running" if classed else "first_tile"
 
 
 def plans(
@@ -82,7 +89,7 @@ def plans(
     width = max(padded(shape.head_dim), padded(shape.head_dim_v))
     usual = next((s for s in SCHEDULES if width <= s.head_dim), SCHEDULES[-1])
     classed = visits is not None and not visits.listed and not (visits.may is None and visits.must is None)
-    if classed or (visits is not None and visits.summaries) or _divides(spec):
+    if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
         usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
     if visits is None or not (visits.full or visits.must is not None):
         references = ("running",)  # there is no whole tile

@@ -9,9 +9,12 @@ import pytest
 import triton
 
 from attncc.analysis import kernel_visits
+from attncc.codegen import render
+from attncc.codegen.tables import tables_of
 from attncc.frontend import parse
 from attncc.ir import Schedule, Shape
 from attncc.planner import choose
+from attncc.runtime.compile import load_module
 from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose spills are known
@@ -50,3 +53,15 @@ def test_a_kernel_of_warp_groups_compiles(compiled, name, d, dv, dtype):
 @pytest.mark.parametrize(("name", "d", "dv", "dtype"), MANY)
 def test_every_size_compiles(compiled, name, d, dv, dtype):
     check(compiled, name, d, dv, dtype)
+
+
+def test_the_kernels_of_tables_take_their_tiles(tmp_path):
+    spec = replace(parse((SPECS / "document.attn").read_text()).spec, schedules=(Schedule(algorithm="fa3"),))
+    visits = kernel_visits(spec)
+    plan = replace(choose(spec, Shape(), target("sm_90"), visits).plan, tables=tables_of(visits).made)
+    source = tmp_path / "document.py"
+    source.write_text(render(spec, visits, plan), encoding="utf-8")
+    module = load_module(source)
+    for kernel in (module.document_forward_tables, module.document_forward_scans):
+        assert {"TILE_Q", "TILE_K"} <= set(kernel.arg_names)
+    assert "TILE_Q" not in module.document_forward.arg_names

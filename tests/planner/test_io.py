@@ -54,7 +54,7 @@ def test_no_kernel_is_predicted_faster_than_the_roofline():
 def test_the_model_meets_the_measured_kernel():
     shape = Shape(batch=4, heads=16, kv_heads=16, q_len=4096, k_len=4096)
     for record in MEASURED["sm_90"]:
-        names = ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "head_dim")
+        names = ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "head_dim", "algorithm")
         plan = replace(PLAN, head_dim_v=record.head_dim, **{n: getattr(record, n) for n in names})
         found = costs(plan, replace(shape, head_dim=record.head_dim, head_dim_v=record.head_dim), target("sm_90"))
         assert found.flops / found.predicted_ms / 1e9 == pytest.approx(record.full)
