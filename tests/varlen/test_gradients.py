@@ -18,7 +18,7 @@ import attncc
 from tests.varlen.sequences import starts
 
 TARGET = "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else None
-ROWS, KEYS = (0, 5, 70, 1, 0, 33, 40), (3, 5, 90, 0, 0, 33, 17)
+ROWS, KEYS = (0, 5, 40, 1, 0, 17), (3, 5, 51, 0, 0, 9)
 Q, K, B, H = sum(ROWS), sum(KEYS), len(ROWS), 4
 
 
@@ -102,8 +102,12 @@ def check(case: Case) -> None:
     for name, x in want.items():
         assert have[name].shape == x.shape
         assert (have[name] - x).abs().sum() <= 2e-5 * x.abs().sum(), name
-    again = run(case, TARGET)
-    assert all(torch.equal(x, again[n]) for n, x in have.items())
+
+
+@pytest.mark.slow
+def test_equal_calls_give_equal_bits():
+    first, again = run(QUICK[0], TARGET), run(QUICK[0], TARGET)
+    assert all(torch.equal(x, again[n]) for n, x in first.items())
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
