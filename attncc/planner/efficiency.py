@@ -66,6 +66,18 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(256, 128, 64, 8, 2, "descriptor", 0, 512, 440),
         Measured(256, 128, 32, 8, 3, "descriptor", 0, 450, 430),
         Measured(256, 128, 64, 8, 2, "pointer", 0, 452, 446),
+        # Kernels of warp groups, over several runs; those of first tiles in an earlier state. The running maximum at
+        # D 64, and of full D 256, is that of a hand-written kernel of this structure.
+        Measured(64, 192, 128, 12, 4, "descriptor", 160, 564, 480, "whole_tile", algorithm="fa3"),
+        Measured(64, 192, 128, 12, 4, "descriptor", 160, 533, 459, "first_tile", algorithm="fa3"),
+        Measured(64, 192, 128, 12, 4, "descriptor", 160, 461, 406, "running", algorithm="fa3"),
+        Measured(64, 128, 128, 8, 4, "descriptor", 240, 496, 447, "whole_tile", algorithm="fa3"),
+        Measured(128, 128, 128, 8, 2, "descriptor", 240, 638, 597, "whole_tile", 524, 0, 241, "fa3"),
+        Measured(128, 128, 128, 8, 2, "descriptor", 240, 647, 584, "first_tile", 475, algorithm="fa3"),
+        Measured(128, 128, 128, 8, 2, "descriptor", 240, 592, 543, algorithm="fa3"),
+        Measured(256, 128, 64, 8, 2, "descriptor", 240, 712, 645, "whole_tile", algorithm="fa3"),
+        Measured(256, 128, 64, 8, 2, "descriptor", 240, 720, 660, "first_tile", algorithm="fa3"),
+        Measured(256, 128, 64, 8, 2, "descriptor", 240, 692, 562, algorithm="fa3"),
     ),
 }
 LOCAL = 0.7  # of a causal mask's rate, where few tiles of a row are visited and that was not measured
