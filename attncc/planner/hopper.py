@@ -54,8 +54,10 @@ def unfit(spec: AttentionSpec) -> str | None:
     return None
 
 
-def unwise(spec: AttentionSpec, shape: Shape) -> str:
+def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
+    if visits is not None and visits.summaries:
+        return "fa3 was not seen right on a GPU yet where a kernel before it makes tables of a mask's tensors"
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
     read = operands(spec)

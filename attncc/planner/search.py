@@ -180,7 +180,7 @@ def _hopper(
         return []
     dtype = spec.precision.inputs or shape.dtype
     plans = hopper.plans(spec, shape, target, schedule, references(spec, dtype, target, visits), visits)
-    why = hopper.unfit(spec) or ("" if pinned else hopper.unwise(spec, shape))
+    why = hopper.unfit(spec) or ("" if pinned else hopper.unwise(spec, shape, visits))
     refused = (Violation("algorithm", "fa3", "fa2", why),) if why else ()
     return [(plan, violations(plan, target) or refused) for plan in (finish(p, target) for p in plans)]
 

@@ -76,3 +76,10 @@ def test_a_refusal_says_why(name, sizes, words):
     with pytest.raises(PlanError) as caught:
         plan(name, **sizes)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("causal", "fa3"), ("document", "fa2"), ("global_tokens", "fa2"), ("tree", "fa2")]
+)
+def test_what_was_not_measured_is_not_taken_unasked(name, algorithm):
+    assert plan(name, pins=Schedule()).algorithm == algorithm
