@@ -81,7 +81,7 @@ def wanted(spec, case, call, params):
 
 def gradients(spec, backward, call, params, out, lse):
     q, k, v, d_out, d_lse = call
-    spelled = parameter_names(spec)
+    spelled = parameter_names(spec) | {"seed": "seed"}
     d_q, d_k, d_v, more = backward(
         q, k, v, out.to(q.dtype), lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32), d_out, d_lse,
         **{spelled[n]: x for n, x in params.items()},

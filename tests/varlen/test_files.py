@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attncc import analysis, frontend, pipeline
-from attncc.codegen import backward_file_name, file_name
+from attncc.codegen import file_name
 from attncc.ir import Shape
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -24,8 +24,7 @@ def planned(name: str, target: str, shape: Shape = SMALL) -> pipeline.Planned:
 
 def written(plan: pipeline.Planned, folder: Path) -> Path:
     chosen = plan.choice.plan
-    name = (backward_file_name if chosen.direction == "backward" else file_name)(plan.spec.name, chosen)
-    path = folder / name
+    path = folder / file_name(plan.spec.name, chosen)
     path.write_text(pipeline.render(plan), encoding="utf-8")
     return path
 
@@ -39,9 +38,9 @@ def test_a_file_checks_itself(name, target, tmp_path):
     plan = planned(name, target)
     files = [written(plan, tmp_path), written(pipeline.backward(plan), tmp_path)]
     assert [f.name for f in files] == [f"{name}_{which}_ragged_{target}.py" for which in ("forward", "backward")]
-    for file in files:
+    for file, which in zip(files, ("", " --pass backward"), strict=True):
         text = file.read_text(encoding="utf-8")
-        assert f"attncc build {name}.attn --layout ragged --target {target}" in text and file.name in text
+        assert f"attncc build {name}.attn --layout ragged{which} --target {target}" in text and file.name in text
         done = subprocess.run(
             [sys.executable, str(file)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
             check=False, timeout=120,
