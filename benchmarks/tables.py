@@ -16,10 +16,24 @@ def forward(record: dict[str, Any]) -> list[str]:
     lines = [_cells("row", "attncc", *there.values(), "of the best peer"), "|---" * (len(there) + 3) + "|"]
     for row in record["rows"]:
         rates = row["tflops"]
-        best = max(rate for name, rate in rates.items() if name in PEERS)
+        best = max((rate for name, rate in rates.items() if name in PEERS), default=0.0)
         shown = (f"{rates[n]:.0f}" if n in rates else "-" for n in ("attncc", *there))
-        lines.append(_cells(row["row"], *shown, f"{rates['attncc'] / best:.2f}"))
+        lines.append(_cells(row["row"], *shown, f"{rates['attncc'] / best:.2f}" if best else "-"))
     return lines
+
+
+def specialised(record: dict[str, Any]) -> list[str]:
+    """TFLOP/s of the warp-specialised kernels, as planned and with the running maximum where that was measured."""
+    lines = [_cells("row", "attncc", "with the running maximum", "cuDNN"), "|---|---|---|---|"]
+    for row in record["rows"]:
+        shown = (f"{row['tflops'][n]:.0f}" if n in row["tflops"] else "-" for n in ("attncc", "attncc_running", "cudnn"))
+        lines.append(_cells(row["row"], *shown))
+    return lines
+
+
+def backward(record: dict[str, Any]) -> list[str]:
+    """As for the forward pass, of the dense rows."""
+    return forward({**record, "rows": [row for row in record["rows"] if row["part"] == "dense"]})
 
 
 def host(record: dict[str, Any]) -> list[str]:
@@ -39,7 +53,7 @@ def made_with(record: dict[str, Any]) -> str:
 def tables() -> dict[str, list[str]]:
     """Lines for each record that is there, by its file's name: what it was made with, then a table."""
     made = {}
-    for name, table in (("forward.json", forward), ("host.json", host)):
+    for name, table in (("forward_fa3.json", specialised), ("forward.json", forward), ("backward.json", backward), ("host.json", host)):
         if (RESULTS / name).is_file():
             record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
             made[name] = [made_with(record), *table(record)]
