@@ -26,7 +26,8 @@ def specialised(record: dict[str, Any]) -> list[str]:
     """TFLOP/s of the warp-specialised kernels, as planned and with the running maximum where that was measured."""
     lines = [_cells("row", "attncc", "with the running maximum", "cuDNN"), "|---|---|---|---|"]
     for row in record["rows"]:
-        shown = (f"{row['tflops'][n]:.0f}" if n in row["tflops"] else "-" for n in ("attncc", "attncc_running", "cudnn"))
+        rates = row["tflops"]
+        shown = (f"{rates[n]:.0f}" if n in rates else "-" for n in ("attncc", "attncc_running", "cudnn"))
         lines.append(_cells(row["row"], *shown))
     return lines
 
@@ -53,7 +54,10 @@ def made_with(record: dict[str, Any]) -> str:
 def tables() -> dict[str, list[str]]:
     """Lines for each record that is there, by its file's name: what it was made with, then a table."""
     made = {}
-    for name, table in (("forward_fa3.json", specialised), ("forward.json", forward), ("backward.json", backward), ("host.json", host)):
+    shown = {
+        "forward_fa3.json": specialised, "forward.json": forward, "backward.json": backward, "host.json": host,
+    }  # fmt: skip
+    for name, table in shown.items():
         if (RESULTS / name).is_file():
             record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
             made[name] = [made_with(record), *table(record)]
