@@ -36,8 +36,8 @@ def command(
 ) -> None:  # fmt: skip
     """Call SPEC's program with random inputs of many shapes, types and strides, and compare with float64.
 
-    Output, lse and every gradient; exit 4 where a call is off by more than its bound. With --layout ragged the calls
-    are of packed sequences, which lie between others of other lengths.
+    Output, lse, every gradient and tangent; exit 4 where a call is off by more than its bound. With --layout ragged
+    the calls are of packed sequences, which lie between others of other lengths.
 
     \b
         attncc check causal.attn
@@ -99,7 +99,7 @@ def _print(report: Report) -> None:
         "bound",
         "lse error",
         "bound",
-        "worst gradient",
+        "worst derivative",
         "of bound",
         "",
     )

@@ -14,6 +14,8 @@ import click
 
 PATIENCE = 1.0  # seconds of work after which a line says what is being done
 
+REFERENCES = {"first_tile": "first tiles'", "whole_tile": "whole tile's"}  # but the running one, which is the usual
+
 
 def colors() -> bool | None:
     """Never with NO_COLOR, always with FORCE_COLOR (either counts if not empty), else where a terminal is: None."""

@@ -8,7 +8,19 @@ from typing import Any
 
 import click
 
-from attncc.commands.console import amount, count, digits, dim, duration, heading, progress, say, say_json, tell
+from attncc.commands.console import (
+    REFERENCES,
+    amount,
+    count,
+    digits,
+    dim,
+    duration,
+    heading,
+    progress,
+    say,
+    say_json,
+    tell,
+)
 from attncc.commands.options import FILE, json_option, request, shape_option, targets_of, values_of
 
 REJECTED_SHOWN = 3
@@ -193,7 +205,8 @@ def _plan_text(plan: dict[str, Any]) -> str:
         return tile
     capped = f", at most {plan['max_registers']} registers" if plan["max_registers"] else ""
     loads = ", K and V by descriptor" if plan["loads"] == "descriptor" else ""
-    return f"{tile}, {_some(plan['stages'], 'stage')}, {_some(plan['warps'], 'warp')}{loads}{capped}"
+    kept = f", {REFERENCES[plan['reference']]} maximum" if plan["reference"] in REFERENCES else ""
+    return f"{tile}, {_some(plan['stages'], 'stage')}, {_some(plan['warps'], 'warp')}{loads}{capped}{kept}"
 
 
 def _some(number: int, unit: str) -> str:

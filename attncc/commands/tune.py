@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attncc.commands.console import count, duration, say, say_json, table, tell
+from attncc.commands.console import REFERENCES, count, duration, say, say_json, table, tell
 from attncc.commands.options import FILE, json_option, request, shape_option, values_of
 from attncc.errors import CheckError, EnvironmentFault
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 BOTH = ("forward", "backward")
 RANKED_SHOWN = 10
-REFERENCES = {"first_tile": "first tiles'", "whole_tile": "whole tile's"}  # but the running one, which is the usual
 HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown out", "took")
 
 
@@ -85,7 +84,8 @@ def _without(planned: Planned, here: str | None, named: str | None, as_json: boo
         rows = [{"choices": c.choices, "predicted_ms": c.predicted_ms} for c in ranked]
         say_json({"name": planned.spec.name, "target": wanted, "measured": False, "ranking": rows})
     else:
-        lines = [(str(i + 1), _plan(c.choices), duration(c.predicted_ms or 0.0)) for i, c in enumerate(ranked)]
+        times = ["-" if c.predicted_ms is None else duration(c.predicted_ms) for c in ranked]  # not all are timed
+        lines = [(str(i + 1), _plan(c.choices), ms) for i, (c, ms) in enumerate(zip(ranked, times, strict=True))]
         say(table(("rank", "plan", "predicted"), lines[:RANKED_SHOWN], numbers=(0, 2)))
     raise EnvironmentFault(
         f"{there}: nothing was measured, nothing is kept. This is the model's ranking of the forward pass for "
