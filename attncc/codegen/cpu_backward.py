@@ -174,6 +174,8 @@ class Gradients:
         text = self.low.number(e, pair)
         both = ("weighted", "p"), ("dp", "dp")
         without = "p == 0" if self.low.normaliser.has_lse else "excluded"
+        if lines:  # what v holds at an excluded pair reaches no parameter
+            lines.insert(0, f"dp = torch.where({without}, 0.0, dp)")
         return lines + [f"{name} = torch.where({without}, 0.0, {old} * ({text}))" for name, old in both]
 
     def stages(self, pair: list[str]) -> tuple[list[str], list[str]]:

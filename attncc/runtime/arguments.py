@@ -218,12 +218,21 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
     return whole
 
 
-def check_sorted(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
-    """With `validate=True`: what is declared `sorted` ascends along its last axis. Waits for the device."""
+def check_sorted(
+    spec: AttentionSpec, given: Mapping[str, Any], starts: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """With `validate=True`: what is declared `sorted` ascends along its last axis. Waits for the device.
+
+    Of packed sequences `starts` says by axis where each begins: there it may fall.
+    """
     for p in spec.tensors:
         if p.sorted:
             x = given[p.name]
-            falls = (x[..., 1:] < x[..., :-1]).nonzero()
+            fallen = x[..., 1:] < x[..., :-1]
+            if starts is not None and "b" in p.axes:
+                begin = starts[str(p.axes[-1])].long()
+                fallen[..., begin[(begin > 0) & (begin < x.shape[-1])] - 1] = False
+            falls = fallen.nonzero()
             if len(falls):
                 *lead, at = falls[0].tolist()
                 before, here = x[tuple(lead)][at : at + 2].tolist()

@@ -31,6 +31,8 @@ KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always chan
 class Attention:
     """One spec, its constants baked in; call it with tensors. Kernels come from the cache or are built."""
 
+    _promises: tuple[str, ...] = ()  # numbers of a call that say what its lengths can be
+
     def __init__(
         self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: pipeline.Tuned | None = None
     ) -> None:
@@ -128,6 +130,8 @@ class Attention:
             for name in self._tensors:
                 x = given[name]
                 signature += (x.shape, x.layout, x.dtype, x.device)
+            for name in self._promises:
+                signature += (type(given.get(name)), given.get(name))
             ready = self._ready.get(signature)
         except (AttributeError, KeyError, TypeError, RuntimeError):  # the last of tensors without strides
             signature, ready = (), None
@@ -217,7 +221,8 @@ class Attention:
     def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:
         """What these arguments lead to, checked."""
         several = (q, k, v, *(given[n] for n in self._tensors))
-        signature = ("ready", *given, *((x.shape, x.stride(), x.dtype, x.device) for x in several))
+        promised = ((type(given.get(n)), given.get(n)) for n in self._promises)
+        signature = ("ready", *given, *((x.shape, x.stride(), x.dtype, x.device) for x in several), *promised)
         return self._ready.get(signature) or self._prepare(signature, q, k, v, given)
 
     def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:

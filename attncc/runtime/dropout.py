@@ -43,7 +43,13 @@ def check_probability(spec: AttentionSpec, q: Tensor, k: Tensor, given: Mapping[
     if isinstance(spec.dropout, Const):  # checked where the text is read
         return
     wanted = names(spec.dropout)
-    values: dict[str, Any] = {"b_len": q.shape[0], "h_len": q.shape[1], "q_len": q.shape[2], "k_len": k.shape[2]}
+    values: dict[str, Any] = {"h_len": q.shape[1]}
+    if spec.ragged:
+        values["b_len"] = given["cu_seqlens_q"].shape[0] - 1
+        if lengths := sorted(wanted & {"q_len", "k_len"}):
+            raise ValueError(f"the probability of dropout reads {lengths[0]}, and packed sequences have one each")
+    else:
+        values |= {"b_len": q.shape[0], "q_len": q.shape[2], "k_len": k.shape[2]}
     for p in spec.scalars:
         if p.name in wanted:
             values[p.name] = scalar(p, given.get(p.name, p.default), False)

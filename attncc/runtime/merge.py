@@ -24,6 +24,7 @@ def merge(
     TypeError or ValueError name the argument that is wrong. Results of a normaliser without an lse (sigmoid, relu,
     none) are not divided by a sum: theirs are joined by adding them up.
     """
+    _check_lists(outs=outs, lses=lses)
     _check(outs, lses)
     dtype = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
     parts = [lse.to(dtype) for lse in lses]
@@ -38,6 +39,13 @@ def merge(
     lse = torch.where(some, top + torch.log(whole), -torch.inf)
     assert isinstance(out, Tensor)
     return out.to(outs[0].dtype), lse.to(lses[0].dtype)
+
+
+def _check_lists(**given: object) -> None:
+    for name, parts in given.items():
+        if isinstance(parts, Tensor) or not isinstance(parts, Sequence):
+            what = type(parts).__name__
+            raise TypeError(f"{name} must be a list of tensors, one for each part, and is of type {what}")
 
 
 def _part(out: Tensor, share: Tensor) -> Tensor:

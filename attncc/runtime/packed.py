@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attncc import frontend
 from attncc.runtime import arguments
 from attncc.runtime.attention import Attention, dispatch_modes
 
@@ -21,11 +22,16 @@ LONGEST = {"max_seqlen_q": "cu_seqlens_q", "max_seqlen_k": "cu_seqlens_k"}
 class Packed(Attention):
     """Takes q [total_q, H, D] and so on; `cu_seqlens_q` and `cu_seqlens_k` are parameters by name."""
 
+    _promises = tuple(LONGEST)
+
     def __init__(self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: Any = None) -> None:
         """`parsed` is what frontend.packed gives."""
         super().__init__(parsed, consts, target, tuned)
         self._tensors = {**{name: name for name in STARTS}, **self._tensors}
         self._same_names = False  # a call has arguments that the generated file does not take
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.parsed.text, self.parsed.filename, self.consts, self.target)
 
     def both(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
@@ -49,7 +55,7 @@ class Packed(Attention):
         """The sizes of a call; lengths are the longest that a sequence can have."""
         arguments.check_qkv(q, k, v, self.spec.precision.inputs, packed=True)
         for name in STARTS:
-            _check_starts(name, given[name], q)
+            _check_starts(name, given.get(name), q)
         sequences = given["cu_seqlens_q"].shape[0] - 1
         if given["cu_seqlens_k"].shape[0] - 1 != sequences:
             found = given["cu_seqlens_k"].shape[0]
@@ -76,17 +82,26 @@ class Packed(Attention):
             longest = int(given[of].diff().max()) if given[of].shape[0] > 1 else 0
             if given.get(name) is not None and given[name] < longest:
                 raise ValueError(f"{name} is {given[name]}, and {of} has a sequence of {longest}")
-        super()._validate(q, k, given)
+        arguments.check_sorted(self.spec, given, {"row": given["cu_seqlens_q"], "k": given["cu_seqlens_k"]})
+
+
+def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Packed:
+    """What a pickle leads to."""
+    return Packed(frontend.packed(frontend.parse(text, filename)), consts, target)
 
 
 def _contiguous(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**given, **{n: given[n].contiguous() for n in STARTS if isinstance(given[n], torch.Tensor)}}
+    starts = ((n, given.get(n)) for n in STARTS)
+    dense = {n: x for n, x in starts if isinstance(x, torch.Tensor) and x.layout == torch.strided}
+    return {**given, **{n: x.contiguous() for n, x in dense.items()}}
 
 
 def _check_starts(name: str, x: Any, q: torch.Tensor) -> None:
     """What can be told of where sequences start without waiting for the device. TypeError or ValueError."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be an int32 tensor [B + 1], and is {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, and has the layout {x.layout}")
     if x.dtype != torch.int32:
         raise TypeError(f"{name} must be int32, and is {x.dtype}")
     if x.device != q.device:

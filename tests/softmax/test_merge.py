@@ -90,3 +90,9 @@ OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
 def test_bad_input_is_named(outs, lses, sink, said):
     with pytest.raises((TypeError, ValueError), match=said):
         attncc.merge(outs, lses, sink)
+
+
+@pytest.mark.parametrize("given", [torch.zeros(2, 1, 1, 1, 1), None, {1}], ids=["tensor", "none", "set"])
+def test_parts_are_a_list(given):
+    with pytest.raises(TypeError, match="outs must be a list of tensors, one for each part"):
+        attncc.merge(given, [torch.zeros(1, 1, 1)])

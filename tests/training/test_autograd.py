@@ -169,3 +169,15 @@ if not INTERPRETED:
             env={**kept, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=280,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_what_v_holds_where_nothing_sees_it_reaches_no_weight():
+    attn = attncc.compile("attention w(k0: int, g: f32[h] grad) { mask k < k0 weight g[h] }")
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    found = []
+    for beyond in (0.0, float("nan")):
+        v[:, :, 7:] = beyond
+        g = torch.tensor([0.5, 2.0], requires_grad=True)
+        attn(q, k, v, k0=7, g=g).sum().backward()
+        found.append(g.grad)
+    assert torch.equal(*found)
