@@ -8,6 +8,7 @@ gives 128 bits, 16 for each of 8 keys that stand 8 apart; it is kept where those
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -30,11 +31,11 @@ def seed_of(given: Mapping[str, Any]) -> int:
         if seed.dim() or seed.is_floating_point() or seed.is_complex() or seed.dtype == torch.bool:
             raise TypeError(f"seed must be an int, or a 0-d tensor of one, and is {list(seed.shape)} of {seed.dtype}")
         seed = seed.item()
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"seed must be an int, and is of type {type(seed).__name__}")
-    if not -SEEDS <= seed < SEEDS:
-        raise ValueError("seed must be a 64-bit int")
-    return seed
+    if not -SEEDS <= int(seed) < SEEDS:
+        raise ValueError(f"seed must be a 64-bit int, and is {seed}")
+    return int(seed)
 
 
 def check_probability(spec: AttentionSpec, q: Tensor, k: Tensor, given: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def merge(
     logits = parts if sink is None else [*parts, _sink(sink, parts[0])]
     top = torch.stack([x.detach() for x in logits]).amax(0)
     top = torch.where(top == -torch.inf, 0.0, top)
-    shares = [torch.exp(x - top) for x in logits]
+    shares = [torch.exp(torch.where(x == torch.inf, 0.0, x - top)) for x in logits]
     total = torch.stack(shares).sum(0)
     some = total != 0  # a NaN is passed on
     whole = torch.where(some, total, 1.0)

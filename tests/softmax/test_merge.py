@@ -96,3 +96,9 @@ def test_bad_input_is_named(outs, lses, sink, said):
 def test_parts_are_a_list(given):
     with pytest.raises(TypeError, match="outs must be a list of tensors, one for each part"):
         attncc.merge(given, [torch.zeros(1, 1, 1)])
+
+
+def test_an_infinite_sink_takes_everything():
+    outs, lses = [torch.ones(1, 2, 3, 4)] * 2, [torch.zeros(1, 2, 3)] * 2
+    out, lse = attncc.merge(outs, lses, sink=float("inf"))
+    assert not out.any() and torch.equal(lse, torch.full_like(lse, torch.inf))
