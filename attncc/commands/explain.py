@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
+from attncc.commands import costs
 from attncc.commands.console import (
     REFERENCES,
     amount,
     count,
-    digits,
     dim,
-    duration,
     heading,
     progress,
     say,
@@ -25,7 +24,6 @@ from attncc.commands.options import FILE, json_option, request, shape_option, ta
 
 REJECTED_SHOWN = 3
 LABEL = 12  # width of the first column
-BOUNDS = {"memory": "memory transfers", "tensor": "the products", "exp": "the exponentials"}
 
 
 @click.command("explain", short_help="Say what a spec means and how it would be computed")
@@ -71,7 +69,7 @@ def command(
         ("meaning", _meaning(found)),
         (f"mask for {_call(found['shape'])}", _mask(found["mask"])),
         (_target(found), _plan(found, all_rejected)),
-        ("one call", _costs(found["io"])),
+        ("one call", costs.rows(found["io"])),
     ):
         say(heading(title))
         for label, text in rows:
@@ -211,15 +209,3 @@ def _plan_text(plan: dict[str, Any]) -> str:
 
 def _some(number: int, unit: str) -> str:
     return f"{number} {unit}" + ("" if number == 1 else "s")
-
-
-def _costs(io: dict[str, Any]) -> list[tuple[str, str]]:
-    ratio = io["standard_hbm_bytes"] / io["hbm_bytes"]
-    unfused = f"unfused attention moves {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
-    over = "" if io["visited_tiles"] is not None else ", over all tiles: how many are visited is not known"
-    alone = f"{BOUNDS[io['bound']]}, which alone take {duration(io['roofline_ms'])}"
-    return [
-        ("memory", f"{amount(io['hbm_bytes'], 'B')}; {unfused}"),
-        ("work", f"{amount(io['flops'], 'FLOP')}, {amount(io['exponentials'], '')} exponentials{over}"),
-        ("time", f"{duration(io['predicted_ms'])} predicted; bound by {alone}"),
-    ]

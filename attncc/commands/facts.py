@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from attncc.commands.contents import unknown_in_mask
+from attncc.commands.costs import io_facts
 from attncc.errors import Diagnostic, PlanError
 from attncc.runtime.keys import plain
 
@@ -38,7 +39,7 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "pinned": [n for n, x in plain(spec.schedule(planned.target.name)).items() if x is not None],
         "backward": backward_facts(planned),
         "rejected": [{"plan": plain(plan), "reason": reason} for plan, reason in planned.choice.rejected],
-        "io": io_facts(planned, visited),
+        "io": io_facts(planned, known, visited),
         "product": planned.target.product,
         "warnings": [_warning(d) for d in pipeline.warnings(planned)],
     }
@@ -122,14 +123,6 @@ def _list(planned: Planned) -> dict[str, Any]:
     programs = prod({"b": shape.batch, "h": shape.heads}[axis] for axis in over)
     size = 4 * programs * -(-shape.q_len // plan.tile_q) * (-(-shape.k_len // plan.tile_k) + 2)
     return {"name": "tiles", "axis": "q", "reduce": "list", "over": list(over), "bytes": size}
-
-
-def io_facts(planned: Planned, visited: int | None) -> dict[str, Any]:
-    """Bytes, operations and predicted time of one call; over all tiles where the visited ones are not known."""
-    from attncc import planner
-
-    costs = planner.costs(planned.choice.plan, planned.shape, planned.target, visited)
-    return {**plain(costs), "visited_tiles": visited}
 
 
 def _param(param: Param, planned: Planned, known: Contents) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How it is computed: what fits a target, what a plan costs, which plan to take."""
 
 from attncc.planner.backward import choose_backward
-from attncc.planner.io import Costs, closed_forms, costs
+from attncc.planner.io import Costs, backward_costs, backward_forms, closed_forms, costs, sizes_of
 from attncc.planner.legality import Violation, violations
 from attncc.planner.search import Choice, bucket_of, choose, class_of, ranked
 from attncc.planner.tangent import choose_tangent
@@ -21,6 +21,8 @@ __all__ = [
     "Costs",
     "Violation",
     "backward_candidates",
+    "backward_costs",
+    "backward_forms",
     "beside",
     "bucket_of",
     "candidates",
@@ -33,6 +35,7 @@ __all__ = [
     "costs",
     "crossed",
     "ranked",
+    "sizes_of",
     "violations",
     "with_choices",
 ]

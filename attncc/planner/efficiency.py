@@ -80,6 +80,9 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(256, 128, 64, 8, 2, "descriptor", 240, 692, 562, algorithm="fa3"),
     ),
 }
+# TFLOP/s of the backward pass by head size, over every product of its kernels: results/backward.json, which counts five
+# of the seven (D 256: of the eight) that are made. Causal calls reach as much of what they visit.
+MEASURED_BACKWARD: dict[str, dict[int, float]] = {"sm_90": {64: 533, 128: 602, 256: 445}}
 LOCAL = 0.7  # of a causal mask's rate, where few tiles of a row are visited and that was not measured
 GRAIN = 128  # rows and keys
 UNMEASURED = 0.9  # of the slowest measured schedule: what was not tried does not outrank what was
@@ -145,6 +148,14 @@ def _rate(record: Measured, spread: str, classed: bool) -> float:
     rates = {"all": record.full, "dense": record.causal, "scattered": record.scattered}
     local = record.documents if classed else record.window
     return rates.get(spread, local) or LOCAL * record.causal
+
+
+def backward_efficiency(plan: KernelPlan, target: Target) -> float:
+    """The same of the backward pass's kernels together, at the head size nearest in ratio that was measured."""
+    found = MEASURED_BACKWARD.get(target.name, {}) if ELEMENT_BYTES[plan.dtype] == 2 else {}
+    mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
+    nearest = min(found, key=lambda d: max(d / mean, mean / d), default=0)
+    return found[nearest] / target.reachable_tflops if found else TYPICAL
 
 
 def needless(plan: KernelPlan, spread: str) -> float:

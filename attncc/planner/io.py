@@ -1,18 +1,19 @@
-"""What one forward call costs: bytes, products, exponentials, and the time in which a target can do them.
+"""What one call costs: bytes, products, exponentials, and the time in which a target can do them.
 
-One set of formulas serves twice: with numbers they rank plans, with sympy's symbols (`closed_forms`) `explain` prints
-them. Sources: the traffic of fa2 and of unfused attention is counted as in FlashAttention (Dao et al. 2022, algorithms
-0 and 1, theorem 2), the roofline as in Williams et al. 2009.
+One set of formulas (planner/traffic.py) serves twice: with numbers they rank plans, with sympy's symbols
+(`closed_forms`) `explain` prints them. The roofline is that of Williams et al. 2009.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from attncc.ir import KernelPlan, Shape
-from attncc.planner.efficiency import efficiency
+from attncc.planner import traffic
+from attncc.planner.efficiency import backward_efficiency, efficiency, resident_blocks
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
     SWAPPED,
@@ -24,71 +25,29 @@ from attncc.planner.shared_memory import (
     phase_bytes,
     phases,
 )
+from attncc.planner.traffic import Kernel, Sizes
 from attncc.targets import Target
 
-LSE_BYTES = 4  # float32
 CACHE_BYTES_CLOCK = 32  # that one SM gets of the L2 in a clock, half of what its port takes
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the formulas speak of, numbers or sympy expressions. `tiles` are those visited, of all batches and heads."""
-
-    batch: Any
-    heads: Any
-    kv_heads: Any
-    q_len: Any
-    k_len: Any
-    head_dim: Any
-    head_dim_v: Any
-    tile_q: Any
-    tile_k: Any
-    tiles: Any
-    element: Any  # bytes
-    operand: Any  # bytes of tensor parameters for each pair
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """Bytes and operations of a call, each one formula of Sizes.
-
-    hbm_bytes           Q and Out once, K and V once: what a cache that holds one head's K and V leaves to the memory;
-                        tensor parameters of each pair, such as a bias, once for each pair of a visited tile
-    streamed_bytes      what programs load: K and V once for each visited tile, Q and Out once
-    flops               of the two products over visited tiles, masked pairs inside them included
-    exponentials        one for each pair of a visited tile
-    standard_hbm_bytes  unfused attention: scores and weights are each written and read once
-    """
-
-    hbm_bytes: Any
-    streamed_bytes: Any
-    flops: Any
-    exponentials: Any
-    standard_hbm_bytes: Any
-
-
-def amounts(s: Sizes) -> Amounts:
-    """The formulas. Bytes are of the true head sizes; products are of what is computed, see `padded`."""
-    columns = s.head_dim + s.head_dim_v
-    rows = s.batch * s.heads * s.q_len
-    queries = rows * columns * s.element + rows * LSE_BYTES
-    keys = s.batch * s.kv_heads * s.k_len * columns * s.element
-    pairs = s.tiles * s.tile_q * s.tile_k
-    return Amounts(
-        hbm_bytes=queries + keys + pairs * s.operand,
-        streamed_bytes=queries + s.tiles * s.tile_k * columns * s.element + pairs * s.operand,
-        flops=2 * pairs * columns,
-        exponentials=pairs,
-        standard_hbm_bytes=rows * columns * s.element + keys + rows * s.k_len * (4 * s.element + s.operand),
-    )
+KERNELS = {  # of the backward pass, by name and whether dV is made apart
+    ("delta", False): traffic.delta, ("delta", True): traffic.delta, ("dq", False): traffic.d_q,
+    ("dq", True): traffic.d_q, ("dkdv", False): traffic.d_kv, ("dkdv", True): traffic.d_k, ("dv", True): traffic.d_v,
+}  # fmt: skip
+HEADS_CACHED = 32 * 2**20  # bytes of K and V whose heads the warp-specialised kernel lets run side by side
 
 
 @dataclass(frozen=True)
 class Costs:
     """The amounts of one call as numbers, and the time they take.
 
+    hbm_bytes           to and from the memory, behind the L2 (`held`: it keeps what streams by from use to use)
+    streamed_bytes      the same without a cache: what theorem 2 of FlashAttention counts
+    standard_hbm_bytes  unfused attention: scores and weights are each written and read once
+    flops               of the products over visited tiles, masked pairs inside them included
+    exponentials        one for each pair of a visited tile and kernel
+
     `bound` is what takes longest at the target's reachable rates: memory, tensor (products) or exp. `roofline_ms` is
-    that time; `predicted_ms` is what a kernel of this plan takes by the model of planner/efficiency.py.
+    that time; `predicted_ms` is what kernels of this plan take by the model of planner/efficiency.py.
     """
 
     hbm_bytes: int
@@ -100,6 +59,7 @@ class Costs:
     bound: str
     roofline_ms: float
     predicted_ms: float
+    held: bool = True
 
 
 def all_tiles(plan: KernelPlan, shape: Shape) -> int:
@@ -107,32 +67,83 @@ def all_tiles(plan: KernelPlan, shape: Shape) -> int:
     return shape.batch * shape.heads * -(-shape.q_len // plan.tile_q) * -(-shape.k_len // plan.tile_k)
 
 
+def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None) -> Sizes:
+    """The numbers that the formulas speak of, for a plan that visits `tiles` tiles (None: all of them)."""
+    kv_heads = shape.batch * shape.kv_heads
+    row = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
+    side = target.units * (1 if plan.algorithm == "fa3" or not target.is_gpu else resident_blocks(plan, target))
+    cached = max(1, HEADS_CACHED // (row * shape.k_len))
+    together = min(kv_heads, cached if plan.algorithm == "fa3" else plan.together)
+    return Sizes(
+        shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
+        plan.tile_q, plan.tile_k, all_tiles(plan, shape) if tiles is None else tiles, ELEMENT_BYTES[plan.dtype],
+        plan.pair_bytes + Fraction(plan.pair_bits, 8), max(side, together), together,
+    )  # fmt: skip
+
+
 def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, spread: str = "all") -> Costs:
     """Costs of one forward call that visits `tiles` tiles of plan.tile_q x plan.tile_k (None: all of them).
 
     `spread` says how they lie (analysis.spread): a kernel that was measured on several has several rates.
     """
-    visited = all_tiles(plan, shape) if tiles is None else tiles
-    sizes = Sizes(
-        shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
-        plan.tile_q, plan.tile_k, visited, ELEMENT_BYTES[plan.dtype], plan.pair_bytes + Fraction(plan.pair_bits, 8),
-    )  # fmt: skip
-    a = amounts(sizes)
-    times = stream_times(plan, target, a)
+    sizes = sizes_of(plan, shape, target, tiles)
+    found = summed((traffic.fused(sizes),), sizes, plan, target)
+    return replace(found, predicted_ms=_predicted(plan, shape, target, found, spread))
+
+
+def backward_costs(
+    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
+) -> tuple[Costs, dict[str, Costs]]:
+    """Costs of one backward call, and of each of its kernels; `tiles` by name of plan.passes (None: all of them)."""
+    sizes, kernels = backward_kernels(plan, shape, target, tiles)
+    found = {k.name: summed((k,), sizes, plan, target) for k in kernels}
+    whole = summed(kernels, sizes, plan, target)
+    busy = max(
+        whole.roofline_ms, whole.flops / (backward_efficiency(plan, target) * product_tflops(plan, target) * 1e9)
+    )
+    return replace(whole, predicted_ms=busy), found
+
+
+def backward_kernels(
+    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
+) -> tuple[Sizes, tuple[Kernel, ...]]:
+    """The kernels of a backward plan, and the sizes that do not depend on one of them."""
+    whole = sizes_of(plan, shape, target)
+    kernels = [traffic.delta(whole)]
+    for name, own in plan.passes.items():
+        mine = replace(plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps)
+        sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
+        kernels.append(KERNELS[name, plan.dv is not None](sizes))
+    return whole, tuple(kernels)
+
+
+def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: Target) -> Costs:
+    """The amounts of kernels that run one after the other, and what binds them at the target's reachable rates."""
+    memory = sum(k.from_memory(target.l2_bytes) for k in kernels)
+    flops, exponentials = sum(k.flops for k in kernels), sum(k.exponentials for k in kernels)
+    times = stream_times(plan, target, memory, flops, exponentials)
     bound = max(times, key=lambda name: times[name])
     return Costs(
-        int(a.hbm_bytes), int(a.streamed_bytes), int(a.standard_hbm_bytes), a.flops, a.exponentials, plan.shared_bytes,
-        bound, times[bound], _predicted(plan, shape, target, times, spread, a),
+        int(memory), int(sum(k.streamed for k in kernels)), int(standard_bytes(sizes)), int(flops), int(exponentials),
+        plan.shared_bytes, bound, times[bound], times[bound],
+        all(s.held(target.l2_bytes) for k in kernels for s in k.streams),
     )  # fmt: skip
 
 
-def stream_times(plan: KernelPlan, target: Target, a: Amounts) -> dict[str, float]:
+def standard_bytes(s: Sizes) -> Any:
+    """Unfused attention, all of it in the type of the inputs."""
+    return (
+        s.rows * s.columns * s.element + s.keys * s.columns * s.element + s.rows * s.k_len * (4 * s.element + s.operand)
+    )
+
+
+def stream_times(plan: KernelPlan, target: Target, memory: Any, flops: Any, exponentials: Any) -> dict[str, float]:
     """Milliseconds of each kind of work were it alone, at the target's reachable rates."""
     wide = (padded(plan.head_dim) + padded(plan.head_dim_v)) / (plan.head_dim + plan.head_dim_v)
     return {
-        "memory": a.hbm_bytes / (target.reachable_gbs * 1e6),
-        "tensor": a.flops * wide / (product_tflops(plan, target) * 1e9),
-        "exp": a.exponentials / (target.exp_gps * 1e6),
+        "memory": float(memory) / (target.reachable_gbs * 1e6),
+        "tensor": flops * wide / (product_tflops(plan, target) * 1e9),
+        "exp": exponentials / (target.exp_gps * 1e6),
     }
 
 
@@ -145,31 +156,78 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _predicted(
-    plan: KernelPlan, shape: Shape, target: Target, times: dict[str, float], spread: str, a: Amounts
-) -> float:
+def _predicted(plan: KernelPlan, shape: Shape, target: Target, found: Costs, spread: str) -> float:
     """Products and exponentials at the plan's own efficiency, no faster than the memory and the L2 deliver."""
     if not target.is_gpu:
-        return max(times.values())
+        return found.roofline_ms
+    times = stream_times(plan, target, found.hbm_bytes, found.flops, found.exponentials)
     busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, spread)
     programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
     fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
-    cached: float = a.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
+    cached = found.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
     return max(times["memory"], cached, busy * fill)
 
 
-def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
-    """The formulas as sympy expressions, by name of Costs: N_q, N_k, d, d_v, B, H, H_kv, T_q, T_k, tiles, e (bytes of
-    an element), p (bytes of tensor parameters for each pair).
+def symbols(plan: KernelPlan) -> Sizes:
+    """Sizes of a plan's calls as sympy's symbols: N_q, N_k, d, d_v, B, H, H_kv, T_q, T_k, tiles, e (bytes of an
+    element), p (bytes of tensor parameters for each pair, where there are any), R (programs side by side), G (heads of
+    K and V that they belong to)."""
+    import sympy
 
+    letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e p R G"
+    made = Sizes(*sympy.symbols(letters, positive=True, integer=True))
+    return made if plan.pair_bytes or plan.pair_bits else replace(made, operand=0)
+
+
+def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -> dict[str, Any]:
+    """The formulas of a forward call as sympy expressions of `symbols`, by name of Costs.
+
+    `hbm_bytes` is that of a call whose streams the L2 holds, or does not, as `sizes` tells (left out: it does).
     `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
     """
     import sympy
 
-    letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e p"
-    symbols = Sizes(*sympy.symbols(letters, positive=True, integer=True))
-    found = {name: sympy.factor_terms(value) for name, value in vars(amounts(symbols)).items()}
-    d, dv, e, tq, tk = symbols.head_dim, symbols.head_dim_v, symbols.element, symbols.tile_q, symbols.tile_k
+    named = symbols(plan)
+    own = None if sizes is None else traffic.fused(sizes)
+    found = {**kernel_forms(traffic.fused(named), own, target), "standard_hbm_bytes": standard_bytes(named)}
+    found = {name: sympy.factor_terms(value) for name, value in found.items()}
+    shared = _shared_form(plan, target, named)
+    return found if shared is None else {**found, "shared_bytes": shared}
+
+
+def backward_forms(
+    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The same of each kernel of a backward call, by its name; T_q, T_k and tiles are that kernel's own."""
+    import sympy
+
+    named, (_, own) = symbols(plan), backward_kernels(plan, shape, target, tiles)
+    found = {k.name: kernel_forms(KERNELS[k.name, plan.dv is not None](named), k, target) for k in own}
+    return {name: {n: sympy.factor_terms(f) for n, f in forms.items()} for name, forms in found.items()}
+
+
+def kernel_forms(kernel: Kernel, own: Kernel | None, target: Target) -> dict[str, Any]:
+    """Of one kernel in symbols, of which `own` has the numbers."""
+    return {
+        "hbm_bytes": _behind_cache(kernel, own, target), "streamed_bytes": kernel.streamed, "flops": kernel.flops,
+        "exponentials": kernel.exponentials,
+    }  # fmt: skip
+
+
+def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
+    """The bytes behind the L2 in symbols: of each stream the case that holds for the numbers of `own`."""
+    found = kernel.once
+    for i, stream in enumerate(kernel.streams):
+        whole = own is None or own.streams[i].from_memory(target.l2_bytes) == own.streams[i].distinct
+        found += stream.distinct if whole else stream.loaded / stream.readers
+    return found
+
+
+def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
+    """Shared memory of the fullest moment of an fa2 kernel; None where nothing lies there."""
+    import sympy
+
+    d, dv, e, tq, tk = s.head_dim, s.head_dim_v, s.element, s.tile_q, s.tile_k
     size = {
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
@@ -178,9 +236,7 @@ def closed_forms(plan: KernelPlan, target: Target) -> dict[str, Any]:
         "swapped": sympy.Integer(SWAPPED * plan.warps * target.warp_size),
     }  # fmt: skip
     moments, tiles = phases(plan, target), parts(plan, target)
-    if moments:
-        fullest = max(moments, key=lambda m: phase_bytes(m, tiles))
-        found["shared_bytes"] = sum(
-            (n * size[what] for what, n in fullest.items() if phase_bytes({what: n}, tiles)), sympy.Integer(0)
-        )
-    return found
+    if not moments:
+        return None
+    fullest = max(moments, key=lambda m: phase_bytes(m, tiles))
+    return sum((n * size[what] for what, n in fullest.items() if phase_bytes({what: n}, tiles)), sympy.Integer(0))

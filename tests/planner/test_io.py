@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from attncc.ir import AttentionSpec, KernelPlan, Shape
-from attncc.planner import choose, closed_forms, costs
+from attncc.planner import backward_costs, backward_forms, choose, choose_backward, closed_forms, costs, sizes_of
 from attncc.planner.efficiency import MEASURED
 from attncc.planner.io import all_tiles
 from attncc.targets import TARGETS, target
@@ -61,8 +61,6 @@ def test_the_model_meets_the_measured_kernel():
 
 
 def test_closed_forms_are_the_numbers():
-    import sympy
-
     rnd = random.Random(7)
     for _ in range(12):
         plan = replace(PLAN, tile_q=rnd.choice((64, 128)), tile_k=rnd.choice((32, 64)), head_dim=rnd.choice((64, 128)))
@@ -73,18 +71,20 @@ def test_closed_forms_are_the_numbers():
                       k_len=rnd.randint(1, 9999), head_dim=plan.head_dim)  # fmt: skip
         tiles = rnd.randint(1, 10**6)
         numbers = costs(plan, shape, target("sm_90"), tiles)
+        sizes = sizes_of(plan, shape, target("sm_90"), tiles)
         values = {
             "B": shape.batch, "H": 12, "H_kv": shape.kv_heads, "N_q": shape.q_len, "N_k": shape.k_len,
-            "d": plan.head_dim, "d_v": 128, "T_q": plan.tile_q, "T_k": plan.tile_k, "tiles": tiles, "e": 2, "p": 0,
+            "d": plan.head_dim, "d_v": 128, "T_q": plan.tile_q, "T_k": plan.tile_k, "tiles": tiles, "e": 2,
+            "R": sizes.side, "G": sizes.together,
         }  # fmt: skip
-        for name, form in closed_forms(plan, target("sm_90")).items():
+        for name, form in closed_forms(plan, target("sm_90"), sizes).items():
             value = form.subs({s: values[s.name] for s in form.free_symbols})
             if name == "shared_bytes":
                 from attncc.planner import shared_memory
 
                 assert value == shared_memory.fa2_forward(plan, target("sm_90"))
             else:
-                assert value == sympy.Integer(getattr(numbers, name))
+                assert int(value) == getattr(numbers, name)
 
 
 def test_numbers_need_no_sympy():
@@ -96,3 +96,55 @@ def test_numbers_need_no_sympy():
         "choose(AttentionSpec('full'), Shape(), target('sm_90')); assert 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SM_90 = target("sm_90")
+LONG = Shape(heads=16, kv_heads=16, q_len=32768, k_len=32768)
+
+
+def test_what_the_l2_does_not_hold_comes_once_for_each_round_of_programs():
+    small, large = (
+        costs(replace(PLAN, max_registers=128), replace(LONG, q_len=n, k_len=n), SM_90) for n in (4096, 32768)
+    )
+    assert small.held and not large.held
+    once = 16 * 32768 * (2 * 128 * 2 + 4)
+    plan = replace(PLAN, max_registers=128)  # two blocks on an SM
+    sizes = sizes_of(plan, LONG, SM_90)
+    assert sizes.side == 132 * 2 and sizes.together == 8
+    assert large.hbm_bytes == once + (large.streamed_bytes - once) * 8 // (132 * 2)
+    wide = replace(SM_90, l2_bytes=2**30)
+    assert costs(PLAN, LONG, wide).hbm_bytes == once + 16 * 32768 * 2 * 128 * 2
+
+
+def test_the_theorem_of_flash_attention_falls_out():
+    """Streamed bytes are N^2 d / T of the outer tile, and T is M / d: a quarter of the traffic with four times the
+    memory, where standard attention's N^2 stays; and both are quadratic in N."""
+    tall, low = (costs(replace(PLAN, tile_q=t), LONG, SM_90) for t in (128, 32))
+    compulsory = 16 * 32768 * (2 * 128 * 2 + 4)
+    assert low.streamed_bytes - compulsory == 4 * (tall.streamed_bytes - compulsory)
+    assert low.standard_hbm_bytes == tall.standard_hbm_bytes
+    twice = costs(PLAN, replace(LONG, q_len=65536, k_len=65536), SM_90)
+    assert twice.streamed_bytes - 2 * compulsory == 4 * (tall.streamed_bytes - compulsory)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_the_backward_pass_is_the_sum_of_its_kernels(d):
+    shape = Shape(batch=2, heads=8, kv_heads=4, q_len=1024, k_len=2048, head_dim=d, head_dim_v=d)
+    plan = choose_backward(AttentionSpec("full"), shape, SM_90)
+    whole, kernels = backward_costs(plan, shape, SM_90)
+    assert kernels.keys() == {"delta", *plan.passes}
+    assert whole.flops == sum(k.flops for k in kernels.values())
+    products = 7 if plan.dv is None else 8
+    assert whole.flops - kernels["delta"].flops == products * 2 * 2 * 8 * 1024 * 2048 * d
+    assert whole.hbm_bytes == sum(k.hbm_bytes for k in kernels.values())
+    assert whole.predicted_ms >= whole.roofline_ms
+    rows, keys = 2 * 8 * 1024, 2 * 4 * 2048
+    assert kernels["dq"].hbm_bytes == rows * (3 * d * 2 + 8) + keys * 2 * d * 2  # Q, d_out, dQ, lse, delta; K, V
+    for name, forms in backward_forms(plan, shape, SM_90).items():
+        own = plan.passes.get(name, plan)
+        tiles = 16 * -(-1024 // own.tile_q) * -(-2048 // own.tile_k)
+        values = {"B": 2, "H": 8, "H_kv": 4, "N_q": 1024, "N_k": 2048, "d": d, "d_v": d, "e": 2, "T_q": own.tile_q,
+                  "T_k": own.tile_k, "tiles": tiles}  # fmt: skip
+        for what, form in forms.items():
+            found = form.subs({s: values[s.name] for s in form.free_symbols}) if hasattr(form, "subs") else form
+            assert int(found) == getattr(kernels[name], what)

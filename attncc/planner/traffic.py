@@ -1,0 +1,153 @@
+"""What the kernels of each algorithm load, store and compute: formulas of Sizes, with numbers or with sympy's symbols.
+
+Sources: standard attention and fa1 are algorithms 0 and 1 of FlashAttention (Dao et al. 2022), whose theorem 2 counts
+what a memory without a cache sees: that is `streamed` here. The order of fa2's loops is that of FlashAttention-2 (Dao
+2023), the backward pass follows its algorithm 2, in kernels that sum up without atomics. The cache is put right for by
+`Stream.from_memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
+SUM = 4  # of an output that is still being summed up
+HELD = 0.65  # of the L2 that one kernel's streams can count on: the rest is passing through
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas speak of, numbers or sympy expressions."""
+
+    batch: Any
+    heads: Any
+    kv_heads: Any
+    q_len: Any
+    k_len: Any
+    head_dim: Any
+    head_dim_v: Any
+    tile_q: Any
+    tile_k: Any
+    tiles: Any  # visited, of all batches and heads
+    element: Any  # bytes
+    operand: Any  # bytes of tensor parameters for each pair
+    side: Any = 1  # programs that run side by side
+    together: Any = 1  # heads of K and V that they belong to
+
+    @property
+    def rows(self) -> Any:
+        return self.batch * self.heads * self.q_len
+
+    @property
+    def keys(self) -> Any:
+        return self.batch * self.kv_heads * self.k_len
+
+    @property
+    def pairs(self) -> Any:
+        """Of visited tiles, masked ones inside them included."""
+        return self.tiles * self.tile_q * self.tile_k
+
+    @property
+    def columns(self) -> Any:
+        return self.head_dim + self.head_dim_v
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What programs of a kernel load again and again, in bytes.
+
+    loaded    by all programs: what comes from the memory where nothing is cached
+    distinct  each byte once: what comes where the cache keeps all of it from one use to the next
+    alive     in use at a time, by programs that run side by side
+    readers   programs side by side that load the same bytes at the same time
+    """
+
+    what: str
+    loaded: Any
+    distinct: Any
+    alive: Any
+    readers: Any
+
+    def held(self, l2_bytes: int) -> bool:
+        return bool(self.alive <= HELD * l2_bytes)
+
+    def from_memory(self, l2_bytes: int) -> Any:
+        """What an L2 of this size leaves to the memory: each byte once where it holds what is alive, else each load
+        once for all programs that walk in step."""
+        return self.distinct if self.held(l2_bytes) else max(self.distinct, self.loaded / self.readers)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: bytes that it loads or stores once, what it streams, operations of its products, exponentials."""
+
+    name: str
+    once: Any
+    streams: tuple[Stream, ...]
+    flops: Any
+    exponentials: Any
+
+    @property
+    def streamed(self) -> Any:
+        """Bytes to and from a memory without a cache."""
+        return self.once + sum(s.loaded for s in self.streams)
+
+    @property
+    def distinct(self) -> Any:
+        """Bytes where each is moved once."""
+        return self.once + sum(s.distinct for s in self.streams)
+
+    def from_memory(self, l2_bytes: int) -> Any:
+        return self.once + sum(s.from_memory(l2_bytes) for s in self.streams)
+
+
+def _keys_and_values(s: Sizes) -> Stream:
+    """K and V, walked over by each tile of rows."""
+    row = s.columns * s.element
+    return Stream("K and V", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
+
+
+def _rows_and_gradients(s: Sizes, row: Any) -> Stream:
+    """Q, d_out and what belongs to rows, walked over by each tile of keys."""
+    return Stream(
+        "Q and d_out", s.tiles * s.tile_q * row, s.rows * row, s.together * s.q_len * row, s.side / s.together
+    )
+
+
+def fused(s: Sizes) -> Kernel:
+    """The forward pass of fa2 and fa3: Q is read and Out written once, K and V stream by."""
+    once = s.rows * (s.columns * s.element + STATISTIC) + s.pairs * s.operand
+    return Kernel("forward", once, (_keys_and_values(s),), 2 * s.pairs * s.columns, s.pairs)
+
+
+def delta(s: Sizes) -> Kernel:
+    """Of the backward pass: sums of d_out * out; `s.tiles` plays no part."""
+    return Kernel("delta", s.rows * (2 * s.head_dim_v * s.element + 3 * STATISTIC), (), 2 * s.rows * s.head_dim_v, 0)
+
+
+def d_q(s: Sizes) -> Kernel:
+    """Scores again, dP and dQ: three products; Q, d_out and dQ once."""
+    once = s.rows * ((s.columns + s.head_dim) * s.element + 2 * STATISTIC) + s.pairs * s.operand
+    return Kernel("dq", once, (_keys_and_values(s),), 2 * s.pairs * (s.columns + s.head_dim), s.pairs)
+
+
+def d_kv(s: Sizes) -> Kernel:
+    """Scores again, dP, dK and dV: four products; K, V and their gradients once, Q and d_out stream by."""
+    stream = _rows_and_gradients(s, s.columns * s.element + 2 * STATISTIC)
+    once = 2 * s.keys * s.columns * s.element + s.pairs * s.operand
+    return Kernel("dkdv", once, (stream,), 4 * s.pairs * s.columns, s.pairs)
+
+
+def d_k(s: Sizes) -> Kernel:
+    """The same without dV."""
+    stream = _rows_and_gradients(s, s.columns * s.element + 2 * STATISTIC)
+    once = s.keys * (s.columns + s.head_dim) * s.element + s.pairs * s.operand
+    return Kernel("dkdv", once, (stream,), 2 * s.pairs * (s.columns + s.head_dim), s.pairs)
+
+
+def d_v(s: Sizes) -> Kernel:
+    """dV by itself: scores again, two products; V is not read."""
+    stream = _rows_and_gradients(s, s.columns * s.element + STATISTIC)
+    once = s.keys * s.columns * s.element + s.pairs * s.operand
+    return Kernel("dv", once, (stream,), 2 * s.pairs * s.columns, s.pairs)
