@@ -1,6 +1,6 @@
 """The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
 
-    python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT] [--no-flex]
+    python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT,...] [--no-flex]
         [--flex-default] [--warm SECONDS] [--json NAME]
 
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
@@ -171,15 +171,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     parser.add_argument("--rows", default="dense,variants,learned")
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--json", default="backward.json")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--flex-default", action="store_true", help="FlexAttention's own choice, without max-autotune")
     parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
     options = parser.parse_args()
     torch.manual_seed(0)
-    wanted = options.rows.split(",")
-    rows = [(part, i, row) for part in wanted for i, row in enumerate(MADE[part]()) if options.only in row.name]
+    wanted, texts = options.rows.split(","), options.only.split(",")
+    rows = [
+        (part, i, row)
+        for part in wanted
+        for i, row in enumerate(MADE[part]())
+        if any(text in row.name for text in texts)
+    ]
     if options.warm and not options.no_flex:
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
     record: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
 
-    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT] [--no-flex] [--warm SECONDS]
-        [--json NAME] [--algorithm NAME]
+    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT,...] [--no-flex]
+        [--warm SECONDS] [--json NAME] [--algorithm NAME]
 
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     parser.add_argument("--rows", default="dense,variants,masks")
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--json", default="forward.json")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument(
@@ -189,8 +189,13 @@ def main() -> None:
     parser.add_argument("--algorithm", help="pinned in every spec; the planner's choice where it is left out")
     options = parser.parse_args()
     torch.manual_seed(0)
-    wanted = options.rows.split(",")
-    rows = [(part, i, row) for part in wanted for i, row in enumerate(MADE[part]()) if options.only in row.name]
+    wanted, texts = options.rows.split(","), options.only.split(",")
+    rows = [
+        (part, i, row)
+        for part in wanted
+        for i, row in enumerate(MADE[part]())
+        if any(text in row.name for text in texts)
+    ]
     if options.warm and not options.no_flex:
         peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []
