@@ -1,7 +1,7 @@
 """The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
 
-    python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT,...] [--no-flex]
-        [--flex-default] [--warm SECONDS] [--json NAME]
+    python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT,...]
+        [--flex tuned|default|none] [--warm SECONDS] [--json NAME]
 
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
 autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
@@ -13,8 +13,6 @@ and gradients, in bytes for each batch entry, head and row.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +21,8 @@ from typing import Any
 
 import forward
 import peers
+import records
 import torch
-import triton
 from forward import SPECS, Row
 
 import attncc
@@ -96,18 +94,16 @@ def pass_of(call: Callable[[], torch.Tensor], inputs: list[torch.Tensor], d_out:
     return lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True)
 
 
-def rivals(
-    row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, with_flex: bool, tuned: bool
-) -> dict[str, Callable[[], Any]]:
+def rivals(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, flex: str) -> dict[str, Callable[[], Any]]:
     """What the peers can do of this row; FlexAttention has no backward pass for every size."""
     q, k, v = inputs
     made: dict[str, Callable[[], Any]] = {}
     if row.causal is not None:
         for name, peer in (("cudnn", peers.cudnn), ("flash", peers.flash)):
             made[name] = pass_of(peer(q, k, v, row.causal), inputs, d_out)
-    if with_flex and row.part != "learned":
+    if flex != "none" and row.part != "learned":
         try:
-            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, tuned)[0], inputs, d_out)
+            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, flex == "tuned")[0], inputs, d_out)
             made["flex"]()
         except Exception as fault:  # a fault of theirs is a gap in the table, and is told
             made.pop("flex", None)
@@ -120,7 +116,7 @@ def compile_flex(part: str, index: int) -> None:
     row = MADE[part]()[index]
     inputs, d_out = tensors(row)
     ours(row, inputs, d_out)()
-    rivals(replace(row, causal=None), inputs, d_out, True, True)
+    rivals(replace(row, causal=None), inputs, d_out, "tuned")
 
 
 def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -135,7 +131,7 @@ def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor) -> Callable[
     return pass_of(lambda: attn(*inputs, **row.params), [*inputs, *learned], d_out)
 
 
-def measure(row: Row, with_flex: bool, tuned: bool) -> dict[str, Any]:
+def measure(row: Row, flex: str) -> dict[str, Any]:
     inputs, d_out = tensors(row)
     q, k, v = inputs
     mine = ours(row, inputs, d_out)
@@ -143,7 +139,7 @@ def measure(row: Row, with_flex: bool, tuned: bool) -> dict[str, Any]:
     off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
     same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
     flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
-    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, with_flex, tuned)})
+    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, flex)})
     return {
         "row": row.name, "part": row.part, "error": off, "same": f"{same} of {RUNS}", "tflop": flops / 1e12,
         "ms": {n: round(t, 4) for n, t in ms.items()},
@@ -173,8 +169,7 @@ def main() -> None:
     parser.add_argument("--rows", default="dense,variants,learned")
     parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--json", default="backward.json")
-    parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument("--flex-default", action="store_true", help="FlexAttention's own choice, without max-autotune")
+    parser.add_argument("--flex", default="tuned", choices=("tuned", "default", "none"), help="by max-autotune or not")
     parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -185,22 +180,18 @@ def main() -> None:
         for i, row in enumerate(MADE[part]())
         if any(text in row.name for text in texts)
     ]
-    if options.warm and not options.no_flex:
+    if options.warm and options.flex == "tuned":
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
-    record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": forward.ROUNDS,
-        "bytes_beyond": round(memory(), 2), "flex_tuned": not options.flex_default, "rows": [],
-    }  # fmt: skip
-    print(f"beyond inputs, output and gradients at {LONG} rows: {record['bytes_beyond']} bytes a row", flush=True)
+    told = {"rounds": forward.ROUNDS, "bytes_beyond": round(memory(), 2), "flex": options.flex}
+    print(f"beyond inputs, output and gradients at {LONG} rows: {told['bytes_beyond']} bytes a row", flush=True)
+    results = []
     for _, _, row in rows:
-        result = measure(row, not options.no_flex, not options.flex_default)
-        record["rows"].append(result)
+        result = measure(row, options.flex)
+        results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(f"{result['row']:40s} {shown}   error {result['error']:.1e}  same {result['same']}", flush=True)
         torch.cuda.empty_cache()
-        Path(options.out).mkdir(parents=True, exist_ok=True)
-        (Path(options.out) / options.json).write_text(json.dumps(record, indent=1) + "\n")
+        records.write(Path(options.out) / options.json, results, **told)
 
 
 if __name__ == "__main__":

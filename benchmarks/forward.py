@@ -1,17 +1,17 @@
 """The forward pass on this GPU: every row of the forward tables, beside SDPA and FlexAttention in the same run.
 
-    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT,...] [--no-flex]
-        [--warm SECONDS] [--json NAME] [--algorithm NAME]
+    python benchmarks/forward.py [--out DIR] [--rows dense,variants,masks] [--only TEXT,...]
+        [--flex tuned|chosen|none] [--warm SECONDS] [--json NAME] [--algorithm NAME]
 
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
+FlexAttention is tuned by max-autotune in the run, or takes what that chose on an H200 before, or is left out.
+Rows that are not run stay in the record as they were.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import peers
+import records
 import torch
 import triton
 
@@ -149,7 +150,7 @@ def compiled(row: Row, algorithm: str | None) -> attncc.Attention:
     return attncc.compile(text + pinned, row.spec)
 
 
-def measure(row: Row, with_flex: bool, algorithm: str | None = None) -> dict[str, Any]:
+def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]:
     q, k, v = tensors(row)
     start = time.perf_counter()
     attn = compiled(row, algorithm)
@@ -160,8 +161,9 @@ def measure(row: Row, with_flex: bool, algorithm: str | None = None) -> dict[str
     if row.causal is not None:
         calls |= {"cudnn": peers.cudnn(q, k, v, row.causal), "flash": peers.flash(q, k, v, row.causal)}
     making: dict[str, float] = {}
-    if with_flex:
-        calls["flex"], blocks = peers.flex(q, k, v, row.mask, row.score)
+    if flex != "none":
+        chosen = peers.CHOSEN if flex == "chosen" else None
+        calls["flex"], blocks = peers.flex(q, k, v, row.mask, row.score, chosen=chosen)
         if row.mask is not None:
             blocks()
             making["flex_mask_ms"] = triton.testing.do_bench(blocks, warmup=5, rep=30, return_mode="median")
@@ -182,7 +184,7 @@ def main() -> None:
     parser.add_argument("--rows", default="dense,variants,masks")
     parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--json", default="forward.json")
-    parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--flex", default="tuned", choices=("tuned", "chosen", "none"))
     parser.add_argument(
         "--warm", type=float, default=0, metavar="SECONDS", help="compile for FlexAttention side by side first"
     )
@@ -196,24 +198,18 @@ def main() -> None:
         for i, row in enumerate(MADE[part]())
         if any(text in row.name for text in texts)
     ]
-    if options.warm and not options.no_flex:
+    if options.warm and options.flex == "tuned":
         peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []
     for _, _, row in rows:
-        result = measure(row, not options.no_flex, options.algorithm)
+        result = measure(row, options.flex, options.algorithm)
         results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(
             f"{result['row']:44s} {shown}   error {result['error']:.1e}  first {result['first_call_s']} s", flush=True
         )
         torch.cuda.empty_cache()
-        record = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-            "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rounds": ROUNDS, "rows": results,
-            "algorithm": options.algorithm,
-        }  # fmt: skip
-        Path(options.out).mkdir(parents=True, exist_ok=True)
-        (Path(options.out) / options.json).write_text(json.dumps(record, indent=1) + "\n")
+        records.write(Path(options.out) / options.json, results, rounds=ROUNDS, algorithm=options.algorithm)
 
 
 if __name__ == "__main__":

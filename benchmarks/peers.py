@@ -18,6 +18,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 Call = Callable[[], torch.Tensor]
 
+# What max-autotune chose on an H200 for the forward pass in every row of results/forward.json.
+CHOSEN = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+
 
 def sdpa(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
     gqa = q.shape[1] != k.shape[1]
@@ -38,11 +41,20 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Ca
 
 
 def flex(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, score: Any = None, tuned: bool = True
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Any = None,
+    score: Any = None,
+    tuned: bool = True,
+    chosen: dict[str, int] | None = None,
 ) -> tuple[Call, Callable[[], Any]]:
-    """FlexAttention compiled for exactly these shapes, tuned by max-autotune; and the making of its block mask."""
+    """FlexAttention compiled for exactly these shapes, and the making of its block mask.
+
+    It is tuned by max-autotune, or runs with the options that are `chosen`.
+    """
     torch._dynamo.reset()
-    mode = "max-autotune-no-cudagraphs" if tuned else None
+    mode = "max-autotune-no-cudagraphs" if tuned and chosen is None else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
@@ -53,7 +65,8 @@ def flex(
 
     block_mask = blocks()
     gqa = q.shape[1] != k.shape[1]
-    return lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=gqa), blocks
+    options = {"score_mod": score, "block_mask": block_mask, "enable_gqa": gqa, "kernel_options": chosen}
+    return lambda: compiled(q, k, v, **options), blocks
 
 
 def warm(module: str, rows: Sequence[tuple[str, int]], seconds: float, workers: int = 8) -> None:

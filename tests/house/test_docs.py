@@ -144,7 +144,7 @@ def test_the_figures_of_the_readme_are_the_recorded_ones():
 
 
 def test_the_figures_beside_flex_are_the_recorded_ones():
-    record = json.loads(read("benchmarks/results/forward_with_flex_8f7a501.json"))
+    record = json.loads(read("benchmarks/results/forward.json"))
     times = [r["tflops"]["attncc"] / r["tflops"]["flex"] for r in record["rows"] if r["part"] == "dense"]
     assert len(times) == 10
     assert f"at {min(times):.2f} to {max(times):.2f} times its rate" in " ".join(read("README.md").split())

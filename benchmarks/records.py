@@ -1,0 +1,33 @@
+"""Records of runs in results/: rows that a run measured take the place of the same rows of earlier ones."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import attncc
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], **told: Any) -> None:
+    """`rows`, each with its day, and what an earlier record with the same device, versions and `told` has beside them.
+
+    Every row has "part" and "row", which name it.
+    """
+    head = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "attncc": attncc.__version__, **told,
+    }  # fmt: skip
+    day = datetime.date.today().isoformat()
+    found = {(row["part"], row["row"]): {**row, "date": day} for row in rows}
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
+    if all(earlier.get(name) == value for name, value in head.items()):
+        found = {(row["part"], row["row"]): row for row in earlier["rows"]} | found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**head, "date": day, "rows": list(found.values())}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
