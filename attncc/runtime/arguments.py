@@ -40,7 +40,7 @@ class Sizes:
 def autocast(q: Any, k: Any, v: Any, inputs: str | None) -> tuple[Any, Any, Any]:
     """q, k and v in the type of torch.autocast where it is on, as PyTorch's own attention takes them: 16-bit ones and
     float32, unless the spec's precision says what they are (`inputs`)."""
-    if not any(map(torch.is_autocast_enabled, AUTOCAST)) or inputs is not None or not isinstance(q, torch.Tensor):
+    if inputs is not None or not isinstance(q, torch.Tensor):
         return q, k, v
     if q.device.type not in AUTOCAST or not torch.is_autocast_enabled(q.device.type):
         return q, k, v

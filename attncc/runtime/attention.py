@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
 dispatch_modes = torch._C._len_torch_dispatch_stack
+autocast_is_on = torch._C._is_any_autocast_enabled
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
 
 
@@ -117,8 +118,10 @@ class Attention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse of a call; the lse is empty where the normaliser has none."""
-        q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
-        if torch.compiler.is_compiling() or dispatch_modes():  # selective checkpoints see one operator, not its parts
+        compiling = torch.compiler.is_compiling()
+        if compiling or autocast_is_on():
+            q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
+        if compiling or dispatch_modes():  # selective checkpoints see one operator, not its parts
             return self._in_graph(q, k, v, given, validate)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
@@ -127,9 +130,8 @@ class Attention:
                 q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.layout, q.dtype, k.dtype, v.dtype,
                 q.device, k.device, v.device, *given,
             )  # fmt: skip
-            for name in self._tensors:
-                x = given[name]
-                signature += (x.shape, x.layout, x.dtype, x.device)
+            if self._tensors:
+                signature += (*[(x.shape, x.layout, x.dtype, x.device) for x in [given[n] for n in self._tensors]],)
             for name in self._promises:
                 signature += (type(given.get(name)), given.get(name))
             ready = self._ready.get(signature)

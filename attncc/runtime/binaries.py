@@ -39,9 +39,8 @@ class Binaries:
 
     def attach(self, module: ModuleType) -> None:
         """From now on the kernels of the file, loaded as `module`, are compiled by `compile`."""
-        for kernel in vars(module).values():
-            if isinstance(kernel, JITFunction) and kernel.module == module.__name__:
-                kernel.device_caches.default_factory = self._bind(kernel, kernel.create_binder)
+        for kernel in own_kernels(module):
+            kernel.device_caches.default_factory = self._bind(kernel, kernel.create_binder)
 
     def _bind(self, kernel: Any, create: Callable[[], Any]) -> Callable[[], Any]:
         """Triton asks for this once for each kernel and device, and sets by whom the kernel is compiled."""
@@ -82,6 +81,11 @@ class Binaries:
             options=tuple((name, repr(value)) for name, value in sorted(whole.items())),
             triton=triton.__version__, variables=tuple(sorted(get_cache_invalidating_env_vars().items())),
         )  # fmt: skip
+
+
+def own_kernels(module: ModuleType) -> list[Any]:
+    """The JITFunctions of a generated file."""
+    return [x for x in vars(module).values() if isinstance(x, JITFunction) and x.module == module.__name__]
 
 
 def _type(type_: Any) -> str:

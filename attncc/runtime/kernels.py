@@ -135,7 +135,11 @@ class Kernels:
             source, name = entry.files[file], f"attncc_generated_{entry.digest[:16]}_{target}"
             self._modules[known] = module = load_module(entry.path / file, source, name)
             if entry.key["target"]["backend"] and target != INTERPRETER:
-                from attncc.runtime.binaries import Binaries
+                from attncc.runtime.binaries import Binaries, own_kernels
+                from attncc.runtime.launch import Launcher
 
                 Binaries(self.cache, sha256(source).hexdigest()).attach(module)
+                for kernel in own_kernels(module):
+                    if Launcher.takes(entry.key["target"]["backend"]):
+                        Launcher(kernel).attach()
         return self._modules[known]
