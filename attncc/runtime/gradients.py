@@ -57,9 +57,9 @@ def gradients(
     `rounded` rounds every intermediate, on the way and on the way back: an unfused computation in that type.
     """
     leaves = {n: _leaf(x) for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
-    round_to: Step = (lambda x: x) if rounded is None else (lambda x: _Rounded.apply(x, rounded))
+    round_to: Step = (lambda x: x) if rounded is None else (lambda x: Rounded.apply(x, rounded))
     mine = {n: x for n, x in leaves.items() if n not in ("q", "k", "v")}
-    out, lse, scaled, s, p = _dense(spec, leaves["q"], leaves["k"], leaves["v"], {**params, **mine}, round_to)
+    out, lse, scaled, s, p = dense(spec, leaves["q"], leaves["k"], leaves["v"], {**params, **mine}, round_to)
     d_out, d_lse = (x.to("cpu", torch.float64) for x in (d_out, d_lse))
     d_lse = torch.where(lse.isfinite(), d_lse, 0.0)
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
@@ -110,12 +110,12 @@ def tangents(
 
     `rounded` rounds every intermediate and its tangent: an unfused computation in that type.
     """
-    round_to: Step = (lambda x: x) if rounded is None else (lambda x: _Rounded.apply(x, rounded))
+    round_to: Step = (lambda x: x) if rounded is None else (lambda x: Rounded.apply(x, rounded))
     primals = {n: _leaf(x).detach() for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
     with forward_ad.dual_level(), torch.no_grad():
         duals = {n: forward_ad.make_dual(x, directions[n].to("cpu", torch.float64)) for n, x in primals.items()}
         mine = {n: x for n, x in duals.items() if n not in ("q", "k", "v")}
-        made = _dense(spec, duals["q"], duals["k"], duals["v"], {**params, **mine}, round_to)
+        made = dense(spec, duals["q"], duals["k"], duals["v"], {**params, **mine}, round_to)
         (out, out_t), (lse, lse_t), (_, scaled_t), (_, s_t), (p, p_t) = (forward_ad.unpack_dual(x) for x in made)
     moves = p * torch.where(p == 0, 0.0, s_t) if has_lse(spec) else p_t
     flat = moves.abs() + p.abs() * scaled_t.abs()
@@ -129,7 +129,7 @@ def tangents(
     return Gradients({"out": out_t, "lse": lse_t}, {"out": float(summed), "lse": float(flat.sum() + lse_t.abs().sum())})
 
 
-class _Rounded(torch.autograd.Function):
+class Rounded(torch.autograd.Function):
     """A value and its gradient or tangent, rounded to a type and kept in float64."""
 
     @staticmethod
@@ -152,11 +152,14 @@ def _leaf(x: Any) -> Tensor:
     ).requires_grad_()  # fmt: skip
 
 
-def _dense(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], to: Step
+def dense(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], to: Step, part: Env | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, the scaled products, the scores before any is excluded, and the weights."""
-    env = environment(spec, q, k, params)
+    """out, lse, the scaled products, the scores before any is excluded, and the weights; differentiable.
+
+    `part` says where the rows and heads of q, k and v stand that are a part of a call's, all in float64.
+    """
+    env = part or environment(spec, q, k, params)
     product = to(q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT)
     s = scaled = to(product * (q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)))
     for score in spec.scores:
