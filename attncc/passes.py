@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attncc.ir import AttentionSpec
+    from attncc.ir import AttentionSpec, KernelPlan, Visits
     from attncc.pipeline import Planned
     from attncc.runtime.compile import Resources
 
@@ -64,7 +64,14 @@ def render(planned: Planned, resources: Any = None) -> str:
         return _render_tangent(spec, planned, text, resources)
     if not planned.target.is_gpu:
         return codegen.render_cpu(spec, planned.visits, plan, text)
-    return codegen.render(spec, planned.visits, plan, text, resources)
+    return codegen.render(spec, walked(spec, plan, planned.visits), plan, text, resources)
+
+
+def walked(spec: AttentionSpec, plan: KernelPlan, by_rows: Visits) -> Visits:
+    """The visits that the forward kernel of a plan walks: those of queries, or where K and V are outside, of keys."""
+    from attncc import analysis
+
+    return by_rows if plan.loop == "q_outer" else analysis.kernel_visits(spec, "k")
 
 
 def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:

@@ -18,6 +18,7 @@ from attncc.passes import backward as backward
 from attncc.passes import compiled as compiled
 from attncc.passes import render as render
 from attncc.passes import tangent as tangent
+from attncc.passes import walked as walked
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.keys import KernelKey, RequestKey, Toolchain, plain, toolchain
 
@@ -149,6 +150,7 @@ def plan(request: Request) -> Planned:
     parsed = frontend.parse(request.text, request.filename)
     refuse(parsed)
     parsed = laid_out(parsed, request.layout)
+    frontend.refuse_unbuilt(parsed)  # in this layout
     consts, values = split_values(parsed.spec, dict(request.values))
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
@@ -190,7 +192,8 @@ def plan_parsed(
     spec, goal = frontend.bind(parsed, consts), target(target_name)
     visits = analysis.kernel_visits(spec, forward=True) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
     choice = planner.choose(spec, shape, goal, visits)
-    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=tables_of(visits).made))
+    made = tables_of(walked(spec, choice.plan, visits)).made
+    choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=made))
     planned = Planned(parsed, spec, consts, values, shape, goal, visits, choice)
     return _with_tuned(planned, tuned) if tuned and goal.is_gpu else planned
 

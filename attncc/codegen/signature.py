@@ -33,16 +33,24 @@ class Argument:
     value: str  # the host's expression
 
 
+SCRATCH = {  # of algorithms that put more than the output into HBM: pointer, type (of q, where empty), how it is called
+    "standard": (("Scores", "*fp32", "scores"), ("Weights", "", "weights")),
+    "fa1": (("Sums", "*fp32", "sums"), ("Maxima", "*fp32", "maxima"), ("Totals", "*fp32", "totals")),
+}  # fmt: skip
 TILES = tuple(Argument(name, "constexpr", "constexpr", "tile", name) for name in ("TILE_Q", "TILE_K"))
 
 
 def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
-    """Those of the main kernel; `names` gives each parameter's and free axis's name in it."""
+    """Those of the main kernel, or of all kernels of an algorithm of several, of which each takes what it reads and
+    writes; `names` gives each parameter's and free axis's name in it."""
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
     made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(spec, plan, pointer)
     if normaliser(spec).has_lse:
         made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
+    for name, type_, value in SCRATCH.get(plan.algorithm, ()):
+        if name not in ("Maxima", "Totals") or normaliser(spec).has_lse:
+            made.append(Argument(name, type_ or pointer, "pointer", "output", value))
     if plan.algorithm == "fa3":
         made.append(Argument("Drawn", "*i32", "pointer", "output", "drawn"))
     made += [

@@ -15,6 +15,7 @@ from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.hopper import HopperView, hopper_view, tail
+from attncc.codegen.ladder import fa1_view, standard_view
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
@@ -36,8 +37,15 @@ REFERENCES = {  # of exponentials
     "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
     "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
 }  # fmt: skip
-LANGUAGE = {"fa2": "tl", "fa3": "gl"}  # what kernels call the module of their language
-SKELETONS = {"fa2": "triton/fa2_forward.py.jinja", "fa3": "gluon/fa3_forward.py.jinja"}
+LANGUAGE = {"fa3": "gl"}  # what kernels call the module of their language; else tl
+SKELETONS = {"standard": "triton/standard_forward.py.jinja", "fa1": "triton/fa1_forward.py.jinja",
+             "fa2": "triton/fa2_forward.py.jinja", "fa3": "gluon/fa3_forward.py.jinja"}  # fmt: skip
+TRAFFIC = {  # in a file's head
+    "standard": "S is written and read back, then P, in tiles that the mask leaves; K and V as in fa2",
+    "fa1": "K and V once for a head; Q, and Out in float32 there and back, for each tile of keys",
+    "fa2": "Q and Out once, K and V once for each tile of rows that sees them",
+}  # fmt: skip
+LADDER = {"standard": standard_view, "fa1": fa1_view}  # what makes their view of fa2's
 TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
 
 
@@ -95,6 +103,7 @@ class KernelView:
     key_mask: str  # the part of the mask that keys alone decide
     mask_lines: tuple[str, ...]
     mask: str
+    row_sink: bool  # the sink is a row's own
     reference: str
     safe: str
     visits: VisitsView
@@ -108,6 +117,8 @@ class KernelView:
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
     hopper: HopperView | None = None
+    kernels: tuple[KernelView, ...] = ()  # of an algorithm of several: this is of the file then
+    stage: str = ""  # which of them
 
 
 def render(
@@ -119,6 +130,8 @@ def render(
     comment, `resources` what the kernel compiled to (registers, spills, shared_bytes), where that is known.
     """
     view = kernel_view(spec, visits, plan, banner(spec, plan, text, resources))
+    if plan.algorithm in LADDER:
+        view = LADDER[plan.algorithm](spec, visits, plan, view, kernel_view)
     if plan.algorithm == "fa3":
         args = arguments(spec, plan, kernel_names(spec)[1])
         view = replace(view, hopper=hopper_view(plan, args, view))
@@ -147,7 +160,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
         f"# forward · {plan.algorithm} · tile {plan.tile_q} × {plan.tile_k} · {stages} · {plan.warps} warps · "
         f"K and V by {means} · {weights}",
         f"# {compiled_to(plan, resources)}",
-        "# HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0"
+        f"# HBM: {TRAFFIC.get(plan.algorithm, TRAFFIC['fa2'])}. Rows without keys give 0"
         + (", lse -inf." if normaliser(spec).has_lse else "."),
         *provenance(made, checked),
     )
@@ -178,7 +191,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    tables, language = tables_of(visits, spec.ragged), LANGUAGE[plan.algorithm]
+    tables, language = tables_of(visits, spec.ragged), LANGUAGE.get(plan.algorithm, "tl")
 
     def lower(language: str = "tl") -> Lowering:
         known = Names(reserved() | {*names.values(), kernel})
@@ -192,9 +205,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
-    key_lines = lowering.take("key")
-    mask = conjoin(lowering, spec.masks, tail(spec) if language == "gl" else "k < k_len")
-    mask_lines = (*lowering.take("key"), *lowering.take("pair"))
+    key_lines, mask, mask_lines = _mask(spec, visits, lowering)
     key_mask, follows = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
     row_lines = lowering.take("row")
@@ -224,10 +235,12 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         unit="scale" if folds else "LOG2E", sink=sink,
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
-        program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines, own_lines=lowering.take("row"),
+        program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines,
+        own_lines=lowering.take("row" if visits.outer == "q" else "key"),
         score_lines=score_lines, scores=scores, shift=shift, scale_first=not folds, weight=weight,
         weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines,
-        mask=mask, visits=view_visits, reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
+        mask=mask, row_sink=rule.sink is not None and level(rule.sink) == "row", visits=view_visits,
+        reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
@@ -240,6 +253,15 @@ def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], t
     written, shift = apart(spec) if lowering.language == "gl" else (spec.scores, None)
     scores = tuple(score_text(lowering, e) for e in written)
     return scores, lowering.take("pair"), "" if shift is None else lowering.text(shift, TERM)
+
+
+def _mask(spec: AttentionSpec, visits: Visits, lowering: Lowering) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """What is worked out for a tile of keys, the mask, and statements where it is looked at. Tiles of keys that are
+    outside have what belongs to them once; else only those that need the mask have its part of it."""
+    always = lowering.take("key")
+    mask = conjoin(lowering, spec.masks, tail(spec) if lowering.language == "gl" else "k < k_len")
+    by_keys, pairs = lowering.take("key"), lowering.take("pair")
+    return (always, mask, (*by_keys, *pairs)) if visits.outer == "q" else ((*always, *by_keys), mask, pairs)
 
 
 def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tuple[str, bool]:

@@ -8,6 +8,5 @@ QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory
 INPUTS = frozenset(("bf16", "f16", "f32"))
 SCALES: frozenset[str] = frozenset()
 ROTATE = frozenset(("none",))
-ALGORITHMS = frozenset(("fa2", "fa3"))
-LOOPS = frozenset(("q_outer",))
+ALGORITHMS = frozenset(("standard", "fa1", "fa2", "fa3"))
 PASSES = frozenset(("forward", "backward"))

@@ -66,6 +66,7 @@ CODES: dict[str, str] = {
     "E705": "number not allowed in a setting",
     "E706": "unknown target",
     "E707": "target where none is wanted",
+    "E708": "algorithm that cannot express the spec",
     # limits
     "E801": "nesting too deep",
     "E802": "expression too large",
@@ -78,7 +79,6 @@ CODES: dict[str, str] = {
     "N104": "quantised keys and values not built yet",
     "N105": "input type not built yet",
     "N106": "algorithm not built yet",
-    "N107": "loop order not built yet",
     "N108": "precision setting not built yet",
     "N109": "pass not built yet",
     # warnings

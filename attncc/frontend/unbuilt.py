@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attncc.errors import Diagnostic, SpecError
 from attncc.frontend import built
+from attncc.frontend.algorithms import inexpressible
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
 from attncc.ir import SUM
@@ -14,10 +15,13 @@ _LATER = "the language knows it; this version does not build it yet"
 
 
 def refuse_unbuilt(parsed: Parsed, passes: Sequence[str] = ("forward",)) -> None:
-    """Raise SpecError with one "not yet" diagnostic (codes N…) for each thing that is not built; else do nothing."""
+    """Raise SpecError with one "not yet" diagnostic (codes N…) for each thing that is not built, and one (E708) for
+    each schedule whose algorithm cannot express the spec; else do nothing."""
     report = Report()
     for code, key, what in _unbuilt(parsed, passes):
         report.error(code, parsed.spans.get(key), f"not yet: {what}", _LATER)
+    for key, what, hint in inexpressible(parsed.spec):
+        report.error("E708", parsed.spans.get(key), what, hint)
     found: tuple[Diagnostic, ...] = report.sorted_errors()
     if found:
         raise SpecError(found, parsed.text, parsed.filename)
@@ -42,8 +46,6 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
         prefix = "schedule" if schedule.target is None else f"schedule.{schedule.target}"
         if schedule.algorithm is not None and schedule.algorithm not in built.ALGORITHMS:
             yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm}"
-        if schedule.loop is not None and schedule.loop not in built.LOOPS:
-            yield "N107", f"{prefix}.loop", f"loop {schedule.loop}"
     for name in passes:
         if name not in built.PASSES:
             yield "N109", "attention", f"the {name} pass"

@@ -18,7 +18,7 @@ from attncc.ir.expr import (
     tensors,
     walk,
 )  # fmt: skip
-from attncc.ir.plan import KernelPlan, PassPlan, Shape, pieces
+from attncc.ir.plan import LOOP_OF, KernelPlan, PassPlan, Shape, pieces
 from attncc.ir.spec import (
     BUILTINS,
     CALL_AXES,
@@ -42,6 +42,7 @@ __all__ = [
     "COMPARISON",
     "ELEMENTS",
     "FUNCTIONS",
+    "LOOP_OF",
     "MAXIMUM",
     "NONE",
     "OPERATORS",

@@ -37,8 +37,10 @@ class KernelPlan:
     """Every choice that changes generated code. Equal plans of one spec give the same bytes."""
 
     target: str  # a name of targets.TARGETS
-    algorithm: str  # fa2 | fa3: of which tile_q / 64 warp groups multiply, beside a warp that loads
-    loop: str  # q_outer
+    # standard: scores and weights go through HBM, three kernels; fa1: K and V outside, the state of rows in HBM;
+    # fa2; fa3: of which tile_q / 64 warp groups multiply, beside a warp that loads
+    algorithm: str
+    loop: str  # q_outer | kv_outer: fa1's
     tile_q: int
     tile_k: int
     stages: int
@@ -83,6 +85,9 @@ class KernelPlan:
         dq = PassPlan(self.tile_q, self.tile_k, self.stages, self.warps, self.loads, self.max_registers)
         others = {"dkdv": self.dkdv, "dv": self.dv}
         return {"dq": dq, **{name: own for name, own in others.items() if own is not None}}
+
+
+LOOP_OF = {"standard": "q_outer", "fa1": "kv_outer", "fa2": "q_outer", "fa3": "q_outer", "split_kv": "q_outer"}
 
 
 @cache

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from attncc.ir import KernelPlan, PassPlan
-from attncc.planner import hopper, registers, shared_memory
+from attncc.ir import LOOP_OF, KernelPlan, PassPlan
+from attncc.planner import hopper, ladder_memory, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.tangent_memory import fa2_tangent
 from attncc.targets import Target
 
 MAX_HEAD_DIM = 512
 WHOLE = {"forward": shared_memory.fa2_forward, "tangent": fa2_tangent}  # directions of one kernel: its shared memory
+BUILT: dict[str, Callable[[KernelPlan, Target], int]] = {  # algorithms of the forward pass: its shared memory
+    "standard": ladder_memory.standard_forward, "fa1": ladder_memory.fa1_forward,
+    "fa2": shared_memory.fa2_forward, "fa3": lambda plan, target: hopper.shared_bytes(plan),
+}  # fmt: skip
 MIN_TILE = 16  # the least side of a matrix product in Triton
 MAX_STAGES = 8
 NO_BOOLS_AHEAD = (
@@ -54,8 +58,8 @@ def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
 def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     found = []
     for limit, value, known in (
-        ("algorithm", plan.algorithm, ("fa2", "fa3")),
-        ("loop", plan.loop, ("q_outer",)),
+        ("algorithm", plan.algorithm, tuple(BUILT)),
+        ("loop", plan.loop, (LOOP_OF.get(plan.algorithm, "q_outer"),)),
         ("dtype", plan.dtype, _dtypes(target)),
         ("products", plan.products, ("ieee", "tf32")),
         ("loads", plan.loads, ("pointer", "descriptor")),
@@ -107,7 +111,8 @@ def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | Pass
         yield plan, hopper.shared_bytes(plan), hopper.registers(plan)
         return
     if plan.direction in WHOLE:
-        yield plan, WHOLE[plan.direction](plan, target), registers.accumulators(plan, target)
+        forward = BUILT[plan.algorithm] if plan.direction == "forward" else WHOLE[plan.direction]
+        yield plan, forward(plan, target), registers.accumulators(plan, target)
         return
     for which, own in plan.passes.items():
         yield own, fa2_pass(plan, which, target), registers.backward_accumulators(plan, which, target)

@@ -10,10 +10,10 @@ from typing import TypeVar
 from attncc import analysis
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape, Visits
+from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, hopper, shared_memory
 from attncc.planner.io import Costs, costs
-from attncc.planner.legality import Violation, violations
+from attncc.planner.legality import BUILT, Violation, violations
 from attncc.planner.operands import has_key_mask, operands
 from attncc.targets import Target
 
@@ -147,15 +147,16 @@ def _candidates(
     if not target.is_gpu:
         rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
         choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
+    algorithm = _algorithm(schedule, target)
     pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
     dtype = spec.precision.inputs or shape.dtype
-    caps = efficiency.register_caps(target) if dtype != "f32" else (0,)
+    caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
-        ways = ("pointer",) if any_stride else _loads(spec, shape, dtype, target)
-        for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits)):
+        ways = ("pointer",) if any_stride or algorithm != "fa2" else _loads(spec, shape, dtype, target)
+        for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits, algorithm)):
             plan = KernelPlan(
-                target=target.name, algorithm=schedule.algorithm or "fa2", loop=schedule.loop or "q_outer",
+                target=target.name, algorithm=algorithm, loop=(target.is_gpu and schedule.loop) or LOOP_OF[algorithm],
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
                 head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
                 max_registers=cap, reference=reference, any_stride=any_stride, classed=_classed(visits),
@@ -193,9 +194,19 @@ def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
     return choices if pin is None else (pin,)
 
 
-def references(spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None) -> tuple[str, ...]:
+def _algorithm(schedule: Schedule, target: Target) -> str:
+    """What is pinned, else fa2: fa3 has plans of its own. A CPU's program is tiled as fa2 is, whatever is pinned."""
+    pinned = "fa1" if schedule.algorithm is None and schedule.loop == "kv_outer" else schedule.algorithm
+    return pinned if pinned is not None and target.is_gpu else "fa2"
+
+
+def references(
+    spec: AttentionSpec, dtype: str, target: Target, visits: Visits | None, algorithm: str = "fa2"
+) -> tuple[str, ...]:
     """A row's first tiles as reference: in bf16, which has float32's range. Where weights are no exponentials there is
-    none, and it is as if it ran along."""
+    none, and it is as if it ran along. The older algorithms know a maximum only."""
+    if algorithm != "fa2":
+        return ("two_pass" if spec.softmax.policy == "two_pass" else "running",)
     apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse
     given = {"two_pass": "two_pass", "unified": "fixed" if dtype != "f16" else "running"}.get(spec.softmax.policy)
     if given and target.is_gpu:  # f16 has no room for weights relative to anything but a maximum
@@ -216,8 +227,7 @@ def finish(plan: KernelPlan, target: Target) -> KernelPlan:
     """The plan with the shared memory that it is predicted to take."""
     if plan.dtype not in shared_memory.ELEMENT_BYTES:
         return plan
-    taken = hopper.shared_bytes(plan) if plan.algorithm == "fa3" else shared_memory.fa2_forward(plan, target)
-    return replace(plan, shared_bytes=taken)
+    return replace(plan, shared_bytes=BUILT[plan.algorithm](plan, target))
 
 
 def _ratio(other: Costs, best: Costs) -> str:

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from attncc.codegen.ladder import stage_names
 from attncc.codegen.signature import Argument, arguments
 from attncc.codegen.triton import kernel_names
 from attncc.errors import EnvironmentFault, PlanError
@@ -46,26 +47,40 @@ class Resources:
 
 
 def compile_kernel(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:
-    """Compile the forward kernel in the generated file `source` for `plan.target` and measure it.
+    """Compile the forward kernel in the generated file `source` for `plan.target` and measure it: of several, the one
+    that takes most shared memory.
 
     `aligned` chooses the kernel for 16-byte-aligned tensors, else the one for any strides. PlanError where Triton
     refuses.
     """
-    name = kernel_name(spec, aligned)
-    return measure(compiled(source, spec, plan, aligned), name, plan, aligned)
+    found = compile_kernels(source, spec, plan, aligned)
+    return max(found, key=lambda kernel: (kernel.shared_bytes, kernel.spills, kernel.registers))
 
 
-def kernel_name(spec: AttentionSpec, aligned: bool) -> str:
-    """Of the forward kernel in a generated file."""
-    return kernel_names(spec)[0].fresh(f"{spec.name}_forward") + ("" if aligned else "_any_stride")
+def compile_kernels(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> tuple[Resources, ...]:
+    """One for each kernel of the forward pass, in their order."""
+    made = compiled(source, spec, plan, aligned)
+    return tuple(measure(kernel, name, plan, aligned) for name, kernel in made.items())
+
+
+def forward_names(spec: AttentionSpec, plan: KernelPlan, aligned: bool) -> tuple[str, ...]:
+    """Of the kernels of the forward pass in a generated file, tables aside."""
+    standard = plan.algorithm == "standard"
+    names = stage_names(spec).values() if standard else [kernel_names(spec)[0].fresh(f"{spec.name}_forward")]
+    return tuple(name + ("" if aligned else "_any_stride") for name in names)
 
 
 def compiled(
     source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool, compile: Callable[..., Any] = triton.compile
-) -> Any:
-    """Triton's CompiledKernel of the forward kernel in the generated file `source`. PlanError where it refuses."""
-    kernel = getattr(load_module(source), kernel_name(spec, aligned))
-    return cross_compile(kernel, arguments(spec, plan, kernel_names(spec)[1]), plan, aligned, compile)
+) -> dict[str, Any]:
+    """Triton's CompiledKernel of each forward kernel in the generated file `source`. PlanError where it refuses."""
+    module, every = load_module(source), arguments(spec, plan, kernel_names(spec)[1])
+    made = {}
+    for name in forward_names(spec, plan, aligned):
+        kernel = getattr(module, name)
+        own = [a for a in every if a.name in kernel.arg_names]  # one of several takes what it reads and writes
+        made[name] = cross_compile(kernel, own, plan, aligned, compile)
+    return made
 
 
 def load_module(source: Path) -> ModuleType:

@@ -79,8 +79,11 @@ class Kernels:
         return self._plans[key]
 
     def _triton(self) -> Parsed:
-        """The spec for Triton's interpreter, which knows no Gluon."""
+        """The spec for Triton's interpreter, which knows no Gluon: fa2 there in place of fa3."""
         spec = self.parsed.spec
+        asked = spec.schedule(INTERPRETED_AS)
+        if asked.algorithm not in (None, "fa3") or asked.loop == "kv_outer":
+            return self.parsed
         pinned = (*spec.schedules, Schedule(INTERPRETED_AS, algorithm="fa2"))
         return replace(self.parsed, spec=replace(spec, schedules=pinned))
 

@@ -31,7 +31,7 @@ def test_the_sentence_says_how_much_is_too_much():
         ({"tile_k": 96}, "tile_k", "tile_k is 96, a power of two is needed, such as 64"),
         ({"warps": 3}, "warps", "warps is 3, a power of two is needed, such as 2"),
         ({"stages": 9}, "stages", "stages is 9, at most 8 goes: 1 too many"),
-        ({"algorithm": "fa1"}, "algorithm", "algorithm fa1 is not among what is built: fa2, fa3"),
+        ({"algorithm": "split_kv"}, "algorithm", "algorithm split_kv is not among what is built: standard, fa1"),
         ({"loop": "kv_outer"}, "loop", "loop kv_outer is not among what is built: q_outer"),
         ({"dtype": "f8e4m3"}, "dtype", "dtype f8e4m3 is not among what is built: f16, bf16, f32"),
         ({"dtype": "f64"}, "dtype", "dtype f64 is not among what is built: f16, bf16, f32"),

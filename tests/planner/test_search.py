@@ -74,9 +74,8 @@ def test_a_targets_own_schedule_goes_over_the_general_one():
     ("choices", "words"),
     [
         ({"tile_q": 128, "tile_k": 128, "stages": 4}, "too many. The schedule pins tile_q, tile_k, stages"),
-        ({"algorithm": "fa1"}, "algorithm fa1 is not among what is built"),
         ({"algorithm": "fa3"}, "fa3 needs matrix products of warp groups and TMA, which sm_89 lacks"),
-        ({"loop": "kv_outer"}, "loop kv_outer is not among what is built"),
+        ({"algorithm": "fa2", "loop": "kv_outer"}, "loop kv_outer is not among what is built"),
         ({"tile_k": 48}, "tile_k is 48, a power of two is needed"),
         ({"warps": 64}, "warps is 64, at most 32 goes"),
     ],
