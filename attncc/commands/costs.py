@@ -10,8 +10,12 @@ from attncc.errors import PlanError
 from attncc.runtime.keys import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from attncc.commands.contents import Contents
+    from attncc.ir import KernelPlan
     from attncc.pipeline import Planned
+    from attncc.planner import Costs
 
 BOUNDS = {"memory": "memory transfers", "tensor": "the products", "exp": "the exponentials"}
 LETTERS = {
@@ -27,20 +31,40 @@ def io_facts(planned: Planned, known: Contents, visited: int | None) -> dict[str
     """Bytes, operations and predicted time of one call, and their formulas as text; over all tiles where the visited
     ones are not known. `backward` is the same of the backward pass, and of each of its kernels; None where there is
     no plan of it."""
-    from attncc import analysis, planner
+    from attncc import planner
 
     plan, shape, target = planned.choice.plan, planned.shape, planned.target
-    spread = analysis.spread(planned.spec, planned.visits)
-    costs = planner.costs(plan, shape, target, visited, spread)
     forms = planner.closed_forms(plan, target, planner.sizes_of(plan, shape, target, visited))
+    back = _backward(planned, known.values if visited is not None else None)
     return {
-        **plain(costs), "visited_tiles": visited, "formulas": {name: str(form) for name, form in forms.items()},
-        "backward": _backward(planned, known, visited is not None),
+        **plain(forward_costs(planned, visited)), "visited_tiles": visited,
+        "formulas": {name: str(form) for name, form in forms.items()}, "backward": back,
     }  # fmt: skip
 
 
-def _backward(planned: Planned, known: Contents, counted: bool) -> dict[str, Any] | None:
-    from attncc import analysis, pipeline, planner
+def forward_costs(planned: Planned, visited: int | None) -> Costs:
+    """Those of the forward pass with so many visited tiles (None: all)."""
+    from attncc import analysis, planner
+
+    spread = analysis.spread(planned.spec, planned.visits)
+    return planner.costs(planned.choice.plan, planned.shape, planned.target, visited, spread)
+
+
+def visited_tiles(planned: Planned, plan: KernelPlan, values: Mapping[str, Any]) -> dict[str, int] | None:
+    """Tiles that each kernel of a backward plan visits, by name; None where a value is missing."""
+    from attncc import analysis
+
+    found = {}
+    for name, own in plan.passes.items():
+        counts = analysis.tile_counts(planned.spec, planned.shape, own.tile_q, own.tile_k, values, planned.visits)
+        if counts is None:
+            return None
+        found[name] = counts["partial"] + counts["full"]
+    return found
+
+
+def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    from attncc import pipeline, planner
 
     if not planned.target.is_gpu:
         return None
@@ -48,13 +72,8 @@ def _backward(planned: Planned, known: Contents, counted: bool) -> dict[str, Any
         plan = pipeline.backward(planned).choice.plan
     except (PlanError, NotImplementedError):
         return None
-    shape, target, spec = planned.shape, planned.target, planned.spec
-    counts = {
-        name: analysis.tile_counts(spec, shape, own.tile_q, own.tile_k, known.values, planned.visits)
-        for name, own in plan.passes.items()
-    } if counted else {}  # fmt: skip
-    found = {name: count["partial"] + count["full"] for name, count in counts.items() if count is not None}
-    tiles = found if found.keys() == plan.passes.keys() else None
+    shape, target = planned.shape, planned.target
+    tiles = None if values is None else visited_tiles(planned, plan, values)
     whole, kernels = planner.backward_costs(plan, shape, target, tiles)
     forms = planner.backward_forms(plan, shape, target, tiles)
     called = {name: "dk" if name == "dkdv" and plan.dv is not None else name for name in kernels}
