@@ -13,6 +13,7 @@ from typing import Any
 
 from attncc.ir import KernelPlan, Shape
 from attncc.planner import traffic
+from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import backward_efficiency, efficiency, resident_blocks
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
@@ -72,6 +73,8 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     kv_heads = shape.batch * shape.kv_heads
     row = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
     side = target.units * (1 if plan.algorithm == "fa3" or not target.is_gpu else resident_blocks(plan, target))
+    if plan.algorithm == "fa1":  # one program a head
+        side = min(side, shape.batch * shape.heads)
     cached = max(1, HEADS_CACHED // (row * shape.k_len))
     together = min(kv_heads, cached if plan.algorithm == "fa3" else plan.together)
     return Sizes(
@@ -87,8 +90,14 @@ def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = No
     `spread` says how they lie (analysis.spread): a kernel that was measured on several has several rates.
     """
     sizes = sizes_of(plan, shape, target, tiles)
-    found = summed((traffic.fused(sizes),), sizes, plan, target)
-    return replace(found, predicted_ms=_predicted(plan, shape, target, found, spread))
+    kernels = forward_kernels(plan, sizes)
+    taken = sum(_predicted(k, sizes, plan, shape, target, spread) for k in kernels)
+    return replace(summed(kernels, sizes, plan, target), predicted_ms=taken)
+
+
+def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
+    """Those of the forward pass, with the numbers or symbols of `sizes`."""
+    return traffic.forward(plan.algorithm, sizes, 3 if plan.reference == "two_pass" else 2)
 
 
 def backward_costs(
@@ -111,7 +120,10 @@ def backward_kernels(
     whole = sizes_of(plan, shape, target)
     kernels = [traffic.delta(whole)]
     for name, own in plan.passes.items():
-        mine = replace(plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps)
+        mine = replace(
+            plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
+            max_registers=own.max_registers or target.registers_thread, shared_bytes=fa2_pass(plan, name, target),
+        )  # fmt: skip
         sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
         kernels.append(KERNELS[name, plan.dv is not None](sizes))
     return whole, tuple(kernels)
@@ -121,12 +133,12 @@ def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: 
     """The amounts of kernels that run one after the other, and what binds them at the target's reachable rates."""
     memory = sum(k.from_memory(target.l2_bytes) for k in kernels)
     flops, exponentials = sum(k.flops for k in kernels), sum(k.exponentials for k in kernels)
-    times = stream_times(plan, target, memory, flops, exponentials)
-    bound = max(times, key=lambda name: times[name])
+    each = [kernel_times(k, plan, target) for k in kernels]
+    bound = max(each[0], key=lambda name: sum(max(t.values()) for t in each if max(t, key=t.__getitem__) == name))
+    roofline = sum(max(times.values()) for times in each)
     return Costs(
         int(memory), int(sum(k.streamed for k in kernels)), int(standard_bytes(sizes)), int(flops), int(exponentials),
-        plan.shared_bytes, bound, times[bound], times[bound],
-        all(s.held(target.l2_bytes) for k in kernels for s in k.streams),
+        plan.shared_bytes, bound, roofline, roofline, all(s.held(target.l2_bytes) for k in kernels for s in k.streams),
     )  # fmt: skip
 
 
@@ -137,13 +149,13 @@ def standard_bytes(s: Sizes) -> Any:
     )
 
 
-def stream_times(plan: KernelPlan, target: Target, memory: Any, flops: Any, exponentials: Any) -> dict[str, float]:
-    """Milliseconds of each kind of work were it alone, at the target's reachable rates."""
+def kernel_times(kernel: Kernel, plan: KernelPlan, target: Target) -> dict[str, float]:
+    """Milliseconds of each kind of work of a kernel were it alone, at the target's reachable rates."""
     wide = (padded(plan.head_dim) + padded(plan.head_dim_v)) / (plan.head_dim + plan.head_dim_v)
     return {
-        "memory": float(memory) / (target.reachable_gbs * 1e6),
-        "tensor": flops * wide / (product_tflops(plan, target) * 1e9),
-        "exp": exponentials / (target.exp_gps * 1e6),
+        "memory": float(kernel.from_memory(target.l2_bytes)) / (target.reachable_gbs * 1e6),
+        "tensor": kernel.flops * wide / (product_tflops(plan, target) * 1e9),
+        "exp": kernel.exponentials / (target.exp_gps * 1e6),
     }
 
 
@@ -156,15 +168,19 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _predicted(plan: KernelPlan, shape: Shape, target: Target, found: Costs, spread: str) -> float:
+def _predicted(
+    kernel: Kernel, sizes: Sizes, plan: KernelPlan, shape: Shape, target: Target, spread: str
+) -> float:  # fmt: skip
     """Products and exponentials at the plan's own efficiency, no faster than the memory and the L2 deliver."""
+    times = kernel_times(kernel, plan, target)
     if not target.is_gpu:
-        return found.roofline_ms
-    times = stream_times(plan, target, found.hbm_bytes, found.flops, found.exponentials)
+        return max(times.values())
     busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, spread)
-    programs = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q)
-    fill = max(1.0, target.units / programs)  # fewer programs than SMs: some have nothing to do
-    cached = found.streamed_bytes / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
+    tiles = 1 if plan.algorithm == "fa1" else -(-shape.q_len // plan.tile_q)
+    fill = max(
+        1.0, target.units / (shape.batch * shape.heads * tiles)
+    )  # fewer programs than SMs: some have nothing to do
+    cached = float(kernel.streamed) / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
     return max(times["memory"], cached, busy * fill)
 
 
@@ -188,8 +204,11 @@ def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -
     import sympy
 
     named = symbols(plan)
-    own = None if sizes is None else traffic.fused(sizes)
-    found = {**kernel_forms(traffic.fused(named), own, target), "standard_hbm_bytes": standard_bytes(named)}
+    kernels = forward_kernels(plan, named)
+    own = (None,) * len(kernels) if sizes is None else forward_kernels(plan, sizes)
+    forms = [kernel_forms(k, o, target) for k, o in zip(kernels, own)]
+    found = {name: sum(form[name] for form in forms) for name in forms[0]}
+    found["standard_hbm_bytes"] = standard_bytes(named)
     found = {name: sympy.factor_terms(value) for name, value in found.items()}
     shared = _shared_form(plan, target, named)
     return found if shared is None else {**found, "shared_bytes": shared}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
+SCORE = 4  # of a pair that standard attention writes
 SUM = 4  # of an output that is still being summed up
 HELD = 0.65  # of the L2 that one kernel's streams can count on: the rest is passing through
 
@@ -119,6 +120,44 @@ def fused(s: Sizes) -> Kernel:
     """The forward pass of fa2 and fa3: Q is read and Out written once, K and V stream by."""
     once = s.rows * (s.columns * s.element + STATISTIC) + s.pairs * s.operand
     return Kernel("forward", once, (_keys_and_values(s),), 2 * s.pairs * s.columns, s.pairs)
+
+
+def standard_scores(s: Sizes) -> Kernel:
+    """Standard attention's first kernel: scores of visited tiles, to the memory in float32."""
+    row = s.head_dim * s.element
+    keys = Stream("K", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
+    return Kernel("scores", s.rows * row + s.pairs * (SCORE + s.operand), (keys,), 2 * s.pairs * s.head_dim, 0)
+
+
+def standard_weights(s: Sizes, reads: int = 2) -> Kernel:
+    """The second: scores are read `reads` times, for what divides a row and for the weights, and weights written."""
+    scores = Stream("scores", s.pairs * SCORE * reads, s.pairs * SCORE, s.side * s.tile_q * s.k_len * SCORE, 1)
+    return Kernel("weights", s.rows * STATISTIC + s.pairs * s.element, (scores,), 0, s.pairs * reads)
+
+
+def standard_output(s: Sizes) -> Kernel:
+    """The third: weights times values."""
+    row = s.head_dim_v * s.element
+    values = Stream("V", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
+    return Kernel("output", s.rows * row + s.pairs * s.element, (values,), 2 * s.pairs * s.head_dim_v, 0)
+
+
+def fa1(s: Sizes) -> Kernel:
+    """The forward pass of fa1: K and V once; each tile of keys reads Q, and reads and writes what is known of its rows,
+    the output in float32, their maxima and sums, which are also set up before and read once more at the end."""
+    state = s.head_dim_v * SUM + 2 * STATISTIC
+    walked = s.head_dim * s.element + 2 * state
+    held = s.head_dim * s.element + state
+    rows = Stream("rows", s.tiles * s.tile_q * walked + 2 * s.rows * state, s.rows * held, s.side * s.q_len * held, 1)
+    once = s.keys * s.columns * s.element + s.rows * (s.head_dim_v * s.element + STATISTIC) + s.pairs * s.operand
+    return Kernel("forward", once, (rows,), 2 * s.pairs * s.columns, s.pairs)
+
+
+def forward(algorithm: str, s: Sizes, reads: int = 2) -> tuple[Kernel, ...]:
+    """The kernels of a forward pass, in the order in which they run; `reads` as for `standard_weights`."""
+    if algorithm == "standard":
+        return standard_scores(s), standard_weights(s, reads), standard_output(s)
+    return (fa1(s),) if algorithm == "fa1" else (fused(s),)
 
 
 def delta(s: Sizes) -> Kernel:

@@ -148,3 +148,44 @@ def test_the_backward_pass_is_the_sum_of_its_kernels(d):
         for what, form in forms.items():
             found = form.subs({s: values[s.name] for s in form.free_symbols}) if hasattr(form, "subs") else form
             assert int(found) == getattr(kernels[name], what)
+
+
+def test_standard_attention_by_hand():
+    shape = Shape(batch=1, heads=2, kv_heads=1, q_len=1024, k_len=2048, head_dim=64, head_dim_v=128)
+    plan = replace(PLAN, algorithm="standard", head_dim=64)
+    found = costs(plan, shape, SM_90)
+    rows, keys, pairs = 2 * 1024, 2048, 2 * 1024 * 2048
+    scores = rows * 64 * 2 + keys * 64 * 2 + pairs * 4
+    weights = pairs * 4 + pairs * 4 + pairs * 2 + rows * 4  # S twice: the L2 does not hold 132 programs' rows of it
+    output = pairs * 2 + keys * 128 * 2 + rows * 128 * 2
+    assert found.hbm_bytes == scores + weights + output
+    assert found.flops == 2 * pairs * (64 + 128) and found.exponentials == 2 * pairs
+    assert found.bound == "memory" and found.hbm_bytes > found.standard_hbm_bytes  # scores are float32
+    assert costs(replace(plan, reference="two_pass"), shape, SM_90).hbm_bytes == found.hbm_bytes + pairs * 4
+    short = replace(shape, k_len=128)
+    assert costs(plan, short, SM_90).held
+
+
+def test_fa1_by_hand_and_its_theorem():
+    plan = replace(PLAN, algorithm="fa1", loop="kv_outer", tile_k=128)
+    shape = Shape(heads=64, kv_heads=64, q_len=32768, k_len=32768)
+    rows = 64 * 32768
+    state = 128 * 4 + 8
+    fixed = rows * 2 * 128 * 2 + rows * (128 * 2 + 4) + 2 * rows * state  # K, V; Out, lse; the state before and after
+    found = costs(plan, shape, SM_90)
+    assert not found.held and found.hbm_bytes == found.streamed_bytes
+    assert found.hbm_bytes == fixed + rows * 32768 // 128 * (128 * 2 + 2 * state)
+    quarter = costs(replace(plan, tile_k=32), shape, SM_90)
+    assert quarter.hbm_bytes - fixed == 4 * (found.hbm_bytes - fixed)  # N^2 d^2 / M, where the tile is M / d
+    assert costs(plan, replace(shape, q_len=512, k_len=512), SM_90).held
+
+
+@pytest.mark.parametrize("algorithm", ["standard", "fa1"])
+def test_closed_forms_of_the_older_algorithms(algorithm):
+    plan, shape = replace(PLAN, algorithm=algorithm), Shape(batch=2, heads=8, kv_heads=4, q_len=8192, k_len=4096)
+    sizes, found = sizes_of(plan, shape, SM_90), costs(plan, shape, SM_90)
+    values = {"B": 2, "H": 8, "H_kv": 4, "N_q": 8192, "N_k": 4096, "d": 128, "d_v": 128, "e": 2, "T_q": 128, "T_k": 64,
+              "tiles": 16 * 64 * 64, "R": sizes.side, "G": sizes.together}  # fmt: skip
+    for name, form in closed_forms(plan, SM_90, sizes).items():
+        if name != "shared_bytes":
+            assert int(form.subs({s: values[s.name] for s in form.free_symbols})) == getattr(found, name), name
