@@ -127,7 +127,7 @@ class CpuLowering:
             variables = (self.printer(i) for i in e.indices if isinstance(i, Var))
             self._reads[e] = self.free.fresh(read_name(self.spelled[e.tensor], variables))
             where.append(f"{self._reads[e]} = {text}")
-        elif e in self._lets:
+        elif isinstance(e, Op) and e in self._lets:
             text = self.printer(e)
             self._known[e] = self.free.fresh(self._lets[e])
             where.append(f"{self._known[e]} = {text}")

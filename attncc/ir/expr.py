@@ -24,9 +24,15 @@ OPERATORS = frozenset((*ARITHMETIC, *COMPARISON, *LOGIC, *FUNCTIONS, "float"))
 
 @dataclass(frozen=True)
 class Const:
-    """A literal. `value` is a bool, an int or a finite float; its Python type is its type."""
+    """A literal. `value` is a bool, an int or a finite float; its Python type is its type, and false is not 0."""
 
     value: bool | int | float
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and (type(self.value), self.value) == (type(other.value), other.value)
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
 
     @property
     def type(self) -> Type:

@@ -8,7 +8,8 @@ from corpus import MASKS, SHAPES, Mask
 from spelling import spec_of
 
 from attncc.analysis import visits
-from attncc.ir import Op, walk
+from attncc.frontend import parse
+from attncc.ir import Const, Op, walk
 
 BY_NAME = {m.name: m for m in MASKS}
 OPTIONS = ({"tables": False}, {"tables": True}, {"tables": True, "search": True, "ranges": 1})
@@ -70,3 +71,9 @@ def test_plans_stay_small(outer: str) -> None:
         sizes.append(sum(isinstance(n, Op) for e in (*(e for _, e in v.lets), *ends) for n in walk(e)))
     assert sorted(sizes)[len(sizes) // 2] <= 40
     assert max(sizes) <= 500
+
+
+def test_a_constant_false_is_not_the_constant_0_beside_it() -> None:
+    assert Const(False) != Const(0) != Const(0.0)
+    found = visits(parse("attention x(w: int) { mask false mask 0 <= q - k < w }").spec, "q")
+    assert not found.masked and not found.full
