@@ -10,6 +10,7 @@ from typing import Any
 
 from attncc import frontend, pipeline
 from attncc.errors import SpecError
+from attncc.runtime import specs
 from attncc.runtime.attention import Attention
 from attncc.runtime.device import INTERPRETER
 from attncc.runtime.merge import merge
@@ -29,9 +30,11 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
         raise TypeError(f"the text of a spec must be a str, and is of type {type(text).__name__}")
     if target not in (None, INTERPRETER):
         raise ValueError(f"target is left out or {INTERPRETER!r}, and is {target!r}: the tensors' device decides")
-    parsed = frontend.parse(text, filename)
-    pipeline.refuse(parsed)
-    return Attention(parsed, _consts(parsed, consts), target)
+    reading = specs.read(text, filename)
+    pipeline.refuse(reading.parsed)
+    attention = Attention(reading.parsed, _consts(reading.parsed, consts), target)
+    attention.kernels.begin(reading)
+    return attention
 
 
 def load(path: str | PathLike[str], *, target: str | None = None, **consts: int) -> Attention:

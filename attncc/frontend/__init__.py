@@ -1,12 +1,27 @@
-"""Text to AttentionSpec, and back."""
+"""Text to AttentionSpec, and back. What reads text is imported when there is something to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from attncc.frontend.bind import bind
 from attncc.frontend.canonical import canonical
 from attncc.frontend.expression_text import expression_text, let_names
-from attncc.frontend.format import format_text
 from attncc.frontend.packed import packed
 from attncc.frontend.parse import Parsed, parse
 from attncc.frontend.unbuilt import refuse_unbuilt
+
+if TYPE_CHECKING:
+    from attncc.frontend.format import format_text
+
+
+def __getattr__(name: str) -> Any:
+    if name != "format_text":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attncc.frontend.format import format_text
+
+    return format_text
+
 
 __all__ = [
     "Parsed",

@@ -8,8 +8,6 @@ from attncc.errors import SpecError, shown_number
 from attncc.frontend.consts import MAX_POWER
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
-from attncc.frontend.rules.lints import expressions
-from attncc.frontend.rules.operators import fold
 from attncc.ir import AttentionSpec, Const, Expr, Op, names, substitute, walk
 
 
@@ -37,6 +35,8 @@ def bind(parsed: Parsed, values: Mapping[str, int]) -> AttentionSpec:
 
 
 def _check_divisors(parsed: Parsed, baked: Mapping[str, Expr], report: Report) -> None:
+    from attncc.frontend.rules.lints import expressions
+
     for _, e in expressions(parsed.spec):
         for node in walk(e):
             if not (isinstance(node, Op) and node.op in ("//", "%")):
@@ -64,5 +64,7 @@ def _value(e: Expr) -> int | None:
         return e.value if isinstance(e.value, int) else None
     if not isinstance(e, Op) or e.type != "int":
         return None
+    from attncc.frontend.rules.operators import fold
+
     values = [_value(a) for a in e.args]
     return fold(e.op, values) if values else None

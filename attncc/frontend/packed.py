@@ -11,7 +11,6 @@ from dataclasses import replace
 from attncc.errors import SpecError
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
-from attncc.frontend.rules.packed import check_packed
 from attncc.ir import Param
 
 TABLES = {"row": "rows", "k": "keys"}  # what an axis over all rows or keys of a sequence is called as a free axis
@@ -19,6 +18,8 @@ TABLES = {"row": "rows", "k": "keys"}  # what an axis over all rows or keys of a
 
 def packed(parsed: Parsed) -> Parsed:
     """The same attention with the layout ragged. Raises SpecError (E608) for a tensor that has no packed form."""
+    from attncc.frontend.rules.packed import check_packed
+
     spec = parsed.spec
     ragged = replace(spec, layout=replace(spec.layout, q="ragged", kv="ragged"))
     report = Report()

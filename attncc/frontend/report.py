@@ -5,19 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-from lark import Token, Tree
+from typing import TYPE_CHECKING
 
 from attncc.errors import Diagnostic, Span
 from attncc.frontend.codes import CODES
 from attncc.frontend.consts import MAX_FAULTS, MAX_NAME
+
+if TYPE_CHECKING:
+    from lark import Token, Tree
 
 _SUGGESTIONS = 30  # difflib is slow; after so many faults nobody reads suggestions
 
 
 def span_of(node: Token | Tree) -> Span:
     """The stretch of a token or tree; a tree without tokens has no place and must not be asked."""
-    if isinstance(node, Token):
+    if isinstance(node, str):  # a Token
         return Span(node.line or 1, node.column or 1, node.start_pos or 0, node.end_pos or 0)
     return Span(node.meta.line, node.meta.column, node.meta.start_pos, node.meta.end_pos)
 
@@ -64,7 +66,7 @@ class Report:
 def _diagnostic(code: str, where: Span | Token | Tree | None, message: str, hint: str, severity: str) -> Diagnostic:
     if code not in CODES:
         raise KeyError(f"{code} is not in frontend/codes.py")
-    span = span_of(where) if isinstance(where, Token | Tree) else where
+    span = where if where is None or isinstance(where, Span) else span_of(where)
     return Diagnostic(code, message, span, hint, severity)
 
 

@@ -12,6 +12,7 @@ from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, hopper, shared_memory
+from attncc.planner.classes import LONG, class_of
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import BUILT, Violation, violations
 from attncc.planner.operands import has_key_mask, operands
@@ -24,9 +25,6 @@ TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
 CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
-Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
-SHORT = 1024  # up to here winners are measured apart from longer calls, which fill a GPU
-TYPICAL_BATCH = 4
 SHOWN = 12  # rejected plans of each kind that a Choice carries
 
 
@@ -111,19 +109,6 @@ def specialised(
     )
     judged = (pair for one in tried for pair in _hopper(spec, usual, target, one, visits))
     return tuple(dict.fromkeys(plan for plan, faults in judged if not faults))
-
-
-def class_of(shape: Shape) -> Shape:
-    """The shape that stands for all that share a plan with this one."""
-    rows = next((c for c in Q_CLASSES if shape.q_len <= c), LONG)
-    return replace(Shape(), batch=TYPICAL_BATCH, q_len=rows, k_len=LONG, head_dim=shape.head_dim,
-                   head_dim_v=shape.head_dim_v, dtype=shape.dtype)  # fmt: skip
-
-
-def bucket_of(shape: Shape) -> Shape:
-    """The shape that stands for all that share a measured winner: its class, of which short calls are set apart."""
-    usual = class_of(shape)
-    return replace(usual, q_len=SHORT) if usual.q_len == LONG and shape.q_len <= SHORT else usual
 
 
 def _same_bits(plan: KernelPlan) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ Below <root>/v1:
     kernel/<digest>/     sources, resources, manifest.json (sizes and sha256, written last)
     binary/<digest>/     what Triton made of one of a source's kernels
     request/<digest>/    the listing that a request led to
+    spec/<digest>/       what a text means
     call/<digest>/       which kernels serve a class of calls
     winner/<digest>/     what a search found to be fastest on a device; neither `clear` nor the size limit takes it away
     work/                what is being built; locks
@@ -32,8 +33,8 @@ from attncc.runtime import keys, process, publish
 from attncc.runtime.room import evict, limit, occupied, refuse_unsafe, sweep
 
 LAYOUT = "v1"
-KINDS = ("kernel", "binary", "request", "call", "winner")
-REBUILT = ("kernel", "binary", "request", "call")  # what a build brings back
+KINDS = ("kernel", "binary", "request", "spec", "call", "winner")
+REBUILT = ("kernel", "binary", "request", "spec", "call")  # what a build brings back
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 
 Builder = Callable[[Path], None]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncc import pipeline
 from attncc.ir import Schedule, Shape
-from attncc.runtime import winners
+from attncc.runtime import specs, winners
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER
 from attncc.runtime.keys import CallKey, Toolchain, key_digest, plain, toolchain
@@ -21,6 +21,7 @@ from attncc.runtime.loader import load_module
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
+    from attncc.runtime.specs import Reading
 
 ROUTE = "route.json"
 Place = tuple[str, "winners.Device | None"]  # a target, and the device whose winners hold
@@ -47,6 +48,7 @@ class Kernels:
         self._plans: dict[tuple[Any, ...], pipeline.Planned] = {}
         self._routes: dict[tuple[Any, ...], Route] = {}
         self._modules: dict[tuple[str, str], ModuleType] = {}
+        self._unkept: Parsed | None = None  # what was read, and is kept with the first kernel
 
     @cached_property
     def cache(self) -> Cache:
@@ -55,6 +57,12 @@ class Kernels:
     @cached_property
     def tools(self) -> Toolchain:
         return toolchain()
+
+    def begin(self, reading: Reading) -> None:
+        """Go on with the cache that a text was looked for in."""
+        if reading.cache is not None and reading.tools is not None:
+            self.cache, self.tools = reading.cache, reading.tools
+        self._unkept = reading.parsed if reading.fresh else None
 
     def having(self, tuned: pipeline.Tuned, planned: pipeline.Planned) -> Kernels:
         """The same with these choices, of which `planned` is the plan for any shape; loads nothing twice."""
@@ -95,6 +103,9 @@ class Kernels:
     def route(self, place: Place, shape: Shape, int_bits: int) -> Route:
         """By the cache, else by a plan. TypeError, PlanError, … as planning raises them."""
         key = place, shape, int_bits
+        if self._unkept is not None:
+            specs.keep(self.cache, self.tools, self._unkept)
+            self._unkept = None
         if key not in self._routes:
             if self._given is not None:
                 self._routes[key] = self._planned_route(place, shape, int_bits)

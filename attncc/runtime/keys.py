@@ -81,6 +81,15 @@ class BinaryKey:
 
 
 @dataclass(frozen=True)
+class SpecKey:
+    """A text, and answers with what it means."""
+
+    kind: ClassVar[str] = "spec"
+    text: str
+    toolchain: Toolchain
+
+
+@dataclass(frozen=True)
 class CallKey:
     """A call's class, and answers with the kernels that serve it, so that no later process plans it again."""
 
@@ -113,7 +122,7 @@ class WinnerKey:
     direction: str
 
 
-Key = Union[RequestKey, KernelKey, BinaryKey, CallKey, WinnerKey]
+Key = Union[RequestKey, KernelKey, BinaryKey, SpecKey, CallKey, WinnerKey]
 
 
 def plain(value: Any) -> Any:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from attncc.planner import Candidate
+if TYPE_CHECKING:
+    from attncc.planner import Candidate
 
 ENOUGH = 6  # measurements after which the model's error is known well enough to stop by it
 MARGIN = 0.9  # a plan may be this much faster than the luckiest prediction so far and still be passed over

@@ -112,7 +112,7 @@ import sys, torch, attncc
 attention = attncc.load(sys.argv[1])
 with torch.no_grad():
     attention(*(torch.zeros(1, 2, 40, 16) for _ in range(3)))
-print(sorted({name.partition(".")[0] for name in sys.modules} & {"jinja2", "sympy", "triton", "rich", "click"}))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"jinja2", "lark", "sympy", "triton", "rich", "click"}))
 """
 
 
