@@ -5,7 +5,7 @@ import pytest
 from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, Precision, Schedule, Shape
-from attncc.planner import choose, class_of, search, violations
+from attncc.planner import choose, class_of, classes, violations
 from attncc.planner.efficiency import MEASURED
 from attncc.targets import TARGETS, target
 
@@ -95,7 +95,7 @@ def test_few_plans_serve_all_lengths():
     shapes = [Shape(batch=b, heads=h, kv_heads=h, q_len=n, k_len=m) for b, h, n, m in
               [(1 + i % 5, 1 + i % 7, 1 + 41 * i, 1 + 97 * i % 4096) for i in range(100)]]  # fmt: skip
     plans = {choose(CAUSAL, s, target("sm_90")).plan for s in shapes}
-    assert len(plans) <= len(search.Q_CLASSES) + 1
+    assert len(plans) <= len(classes.Q_CLASSES) + 1
     assert {choose(CAUSAL, class_of(s), target("sm_90")).plan for s in shapes} == plans
 
 
