@@ -167,7 +167,7 @@ def block_sparse_forward(
                     mask=(0 <= floor_div(q, 64)) & (floor_div(q, 64) < q_blocks) & (k // 64 < k_blocks),
                     other=0,
                 )
-                keep = blocks_h & (k <= q) & (k < k_len)
+                keep = blocks_h & (k <= q)
                 s = tl.where(keep, s, float("-inf"))
 
             m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)

@@ -4,7 +4,7 @@
 # }
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 112 spills, 96 KB of shared memory
+# sm_90, bf16, head size 128: 128 registers, 168 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build causal_dropout.attn --target sm_90     checked by: python causal_dropout_forward_sm_90.py
 
@@ -110,15 +110,14 @@ def causal_dropout_forward(
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
             # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
-            # reference;
-            # then without, over the other whole ones.
+            # reference; then without, over the other whole ones.
             for masked in tl.static_range(1, -1, -1):
                 for tile in range(reference_tile if masked else 0, end if masked else reference_tile):
                     k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
                     key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                     s = tl.dot(query, key)
                     if masked:
-                        keep = (k <= q) & (k < k_len)
+                        keep = (k <= q)
                         s = tl.where(keep, s, float("-inf"))
 
                     if masked or again:

@@ -113,7 +113,6 @@ def dilated_forward(
                             distance = q - k
                             keep = (
                                 (0 <= distance) & (distance < window * dilation) & (floor_mod(distance, dilation) == 0)
-                                & (k < k_len)
                             )
                             s = tl.where(keep, s, float("-inf"))
 

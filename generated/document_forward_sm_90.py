@@ -3,7 +3,7 @@
 # }
 #
 # forward · fa2 · tile 64 × 64 · 2 stages · 4 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 219 registers, no spills, 81 KB of shared memory
+# sm_90, bf16, head size 128: 212 registers, no spills, 81 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build document.attn --target sm_90     checked by: python document_forward_sm_90.py
 
@@ -149,9 +149,10 @@ def document_forward(
             0 < doc_q_full_run, tl.minimum(doc_q_full_first + doc_q_full_run, tl.maximum(q_low + 1, 0) // TILE_K), 0
         ),
     )
+    plain_end = tl.maximum(full_end, tl.minimum(doc_q_full_first + doc_q_full_run, end))
     reference_tile = tl.maximum(full_end - 1, full_begin)
     masked_0 = tl.maximum(full_begin - begin, 0)
-    masked_1 = masked_0 + tl.maximum(end - reference_tile, 0)
+    masked_1 = masked_0 + tl.maximum(end - plain_end, 0)
 
     # ---- Q, behind what the ranges wait for
     query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
@@ -171,7 +172,7 @@ def document_forward(
             out = tl.zeros([TILE_Q, 128], tl.float32)
             for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
                 step = lane_base + tl.arange(0, 32)
-                lane = tl.where(step < masked_0, begin, reference_tile - masked_0) + step
+                lane = tl.where(step < masked_0, begin, plain_end - masked_0) + step
                 inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
                 doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
                 doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
@@ -188,7 +189,7 @@ def document_forward(
                             doc_k = tl.load(
                                 doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
                             )
-                            keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                            keep = (k <= q) & (doc_q == doc_k)
                             s = tl.where(keep, s, float("-inf"))
 
                         if again:
@@ -204,16 +205,15 @@ def document_forward(
                         value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
                         out = tl.dot(p.to(value.dtype), value, out)
-            for masked in tl.static_range(1):  # every tile is whole
-                for tile in range(full_begin, reference_tile):
+            # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
+            # reference; then without, over the other whole ones.
+            for masked in tl.static_range(1, -1, -1):
+                for tile in range(reference_tile if masked else full_begin, plain_end if masked else reference_tile):
                     k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
                     key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                     s = tl.dot(query, key)
                     if masked:
-                        doc_k = tl.load(
-                            doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
-                        )
-                        keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                        keep = (k <= q)
                         s = tl.where(keep, s, float("-inf"))
 
                     if masked or again:

@@ -77,8 +77,7 @@ def padding_forward(
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
             # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
-            # reference;
-            # then without, over the other whole ones.
+            # reference; then without, over the other whole ones.
             for masked in tl.static_range(1, -1, -1):
                 for tile in range(reference_tile if masked else 0, end if masked else reference_tile):
                     k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]

@@ -91,8 +91,7 @@ def row_bounds_forward(
             l = tl.zeros([TILE_Q, 1], tl.float32)
             out = tl.zeros([TILE_Q, 128], tl.float32)
             # Two loops: with `masked`, over the tiles that need the mask and one whole tile, which give each row its
-            # reference;
-            # then without, over the other whole ones.
+            # reference; then without, over the other whole ones.
             for masked in tl.static_range(1, -1, -1):
                 for step in range(0, masked_1 if masked else full_0):
                     if masked:

@@ -77,7 +77,7 @@ def sigmoid_forward(
             s = tl.dot(query, key)
             s = s * scale
             if masked:
-                keep = (k <= q) & (k < k_len)
+                keep = (k <= q)
                 s = tl.where(keep, s, float("-inf"))
 
             p = tl.sigmoid(s + shift__h)

@@ -32,13 +32,14 @@ def kernel_visits(spec: AttentionSpec, outer: str = "q", forward: bool = False) 
     table, but of packed sequences much larger, and not made. And where ranges give whole tiles the test looks for no
     more: that loop would cost more than it finds.
     """
-    found = visits(spec, outer, tables=True)
+    found = visits(spec, outer, tables=True, plain=forward)
     if found.may is None and found.must is None:
         return found
     listed = forward and not spec.ragged and reads_blocks(spec, found)
     if not listed and len(found.lets) <= LONGEST:
         return pruned(replace(found, must=None)) if forward and found.full else found
-    return pruned(replace(found, masked=(every_tile(spec, outer),), full=(), listed=listed))
+    every = (every_tile(spec, outer),)
+    return pruned(replace(found, masked=every, full=(), listed=listed, plain_end=None, plain=()))
 
 
 def every_tile(spec: AttentionSpec, outer: str) -> Segment:
@@ -64,7 +65,7 @@ def reads_blocks(spec: AttentionSpec, v: Visits) -> bool:
 def pruned(v: Visits) -> Visits:
     """Without the lets and summaries that nothing reads."""
     ends = [e for s in (*v.masked, *v.full) for e in (s.begin, s.end)]
-    used: list[Expr] = [*ends, *(e for e in (v.may, v.must) if e is not None)]
+    used: list[Expr] = [*ends, *(e for e in (v.may, v.must, v.plain_end) if e is not None)]
     kept: list[tuple[str, Expr]] = []
     for name, value in reversed(v.lets):
         if any(name in names(e) for e in used):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import Domain, Unbounded, reads, residue
@@ -15,7 +15,7 @@ from attncc.analysis.rows import always
 from attncc.analysis.segments import Ranges, cover, fuse, hull, longest, subtract, union
 from attncc.analysis.terms import Algebra, Term, sure_le, visit
 from attncc.analysis.words import opaque_parts
-from attncc.ir import AttentionSpec, Expr, Segment, Visits
+from attncc.ir import AttentionSpec, Expr, Segment, Visits, conjuncts
 
 KEPT_APART = 3  # ranges of alternatives; what there is beyond is taken together
 
@@ -56,14 +56,16 @@ def frame(spec: AttentionSpec, outer: str, use_tables: bool) -> Frame:
     return Frame(algebra, domain, y, x, v("_TILE_K" if inner == "k" else "_TILE_Q"))
 
 
-def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: bool = False, ranges: int = 2) -> Visits:
+def visits(
+    spec: AttentionSpec, outer: str, *, tables: bool = False, search: bool = False, ranges: int = 2, plain: bool = False
+) -> Visits:
     """The inner tiles that a tile of the `outer` side ("q" or "k") visits.
 
     The tile is given by `first`, `last` (inclusive positions on its own axis: `row` numbers or keys, `last` clipped
     to the length) and `tile`, its number. `tables` allows summaries of tensors, made before the kernel; without them,
     what needs one is visited and masked. `search` allows Op("search", (Read(T, (.., x)), value)): the first position
     x with T[.., x] >= value in a tensor declared sorted, the axis' length where there is none. At most `ranges`
-    ranges (1 or 2) hold something, and as many are full.
+    ranges (1 or 2) hold something, and as many are full. `plain` asks for the tiles where the mask reads no tensor.
     """
     f = frame(spec, outer, tables)
     lift = Lift(spec, f.algebra)
@@ -78,9 +80,12 @@ def visits(spec: AttentionSpec, outer: str, *, tables: bool = False, search: boo
         (masked, full), widened = _segments(simple, emitter), False
     else:
         masked, full, widened = _many_ranges(spans, f, emitter, ranges)
+    rest = _plain(spec, lift, f, clauses) if plain and simple is not None and len(spans) == 1 else ()
+    plain_end = _plain_end(simple[0], spans[0][1], emitter) if rest and simple is not None else None
     may, must = _classes(f, mask, clauses, emitter, widened or solver.overflow)
     lets, summaries = tuple(emitter.lets.items()), tuple(emitter.summaries.values())
-    return Visits(outer, lets, masked, full, may, must, summaries, opaque_parts(spec), not always(mask, lift))
+    made = Visits(outer, lets, masked, full, may, must, summaries, opaque_parts(spec), not always(mask, lift))
+    return made if plain_end is None else replace(made, plain_end=plain_end, plain=rest)
 
 
 def _folds(spec: AttentionSpec, f: Frame) -> list[tuple[str, Term]]:
@@ -237,6 +242,28 @@ def _segments(tiles: Sequence[Tiles], emitter: Emitter) -> tuple[tuple[Segment, 
         full.append(Segment(full_begin, full_end))
         masked += [Segment(*s) for s in ((begin, full_begin), (full_end, end)) if s[0] != s[1]]
     return tuple(masked), tuple(full)
+
+
+def _plain(spec: AttentionSpec, lift: Lift, f: Frame, clauses: Sequence[Clause]) -> tuple[Expr, ...]:
+    """The conjuncts of the mask that are left where all opaque atoms hold; none where that cannot be told apart."""
+    if len(clauses) != 1 or not clauses[0].opaque:
+        return ()
+    left = []
+    for part in (c for m in spec.masks for c in conjuncts(m)):
+        solved = Solver(f.x).clauses(tamed(lift(part), f.x))
+        if not any(c.opaque for c in solved):
+            left.append(part)
+        elif solved != [Clause(opaque=solved[0].opaque)] or not solved[0].opaque <= clauses[0].opaque:
+            return ()
+    return tuple(left)
+
+
+def _plain_end(tiles: Tiles, must: Span, emitter: Emitter) -> Expr | None:
+    """Where, behind the full tiles, those end in which a scan has found all opaque atoms to hold."""
+    if must.tiles is None or tiles.full_begin is tiles.full_end:
+        return None
+    home = tiles.end.home
+    return emitter.name("plain_end", home.most(tiles.full_end, home.least(must.tiles[1], tiles.end)))
 
 
 def _in_order(tiles: list[Tiles], spans: list[tuple[Span, Span]]) -> list[Tiles] | None:

@@ -69,7 +69,7 @@ def _narrow(spec: AttentionSpec, plans: Iterable[Visits], longest: int, values: 
             for name, value in v.lets:
                 ranges.names[name] = ranges(value)
             ends = [e for s in (*v.masked, *v.full) for e in (s.begin, s.end)]
-            for e in (*ends, *(t for t in (v.may, v.must) if t is not None)):
+            for e in (*ends, *(t for t in (v.may, v.must, v.plain_end) if t is not None)):
                 ranges(e)
     except _Overflow:
         return False

@@ -25,7 +25,7 @@ from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
-from attncc.codegen.lower import Lowering, conjoin, level, terms
+from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
@@ -34,7 +34,7 @@ from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_che
 from attncc.codegen.signature import Argument
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
@@ -257,7 +257,7 @@ class Builder:
         pair_lines = (*found.lines, *lowering.take("pair"))
         mask = conjoin(lowering, spec.masks, "row < q_len" if swapped else "k < k_len")
         by_keys, mask_lines = () if swapped else lowering.take("key"), lowering.take("pair")
-        by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+        by_key = [t for m in spec.masks for t in conjuncts(m) if level(t) == "key"]
         key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
         seen_lines, mask_lines = (by_keys, mask_lines) if key_mask and which == "dq" else ((), (*by_keys, *mask_lines))
         tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None

@@ -12,10 +12,10 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attncc.codegen import launch
-from attncc.codegen.lower import level, terms
+from attncc.codegen.lower import level
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.signature import Argument, arguments
-from attncc.ir import AttentionSpec, Const, KernelPlan, Softmax, Visits
+from attncc.ir import AttentionSpec, Const, KernelPlan, Softmax, Visits, conjuncts
 
 if TYPE_CHECKING:
     from attncc.codegen.triton import KernelView
@@ -62,7 +62,7 @@ def fa1_view(
 def parts(spec: AttentionSpec) -> dict[str, AttentionSpec]:
     """What each kernel of standard attention computes, as a spec of its own: what is left out is done elsewhere."""
     bare = replace(spec, weight=None, dropout=None, softmax=Softmax("none"))
-    by_key = tuple(t for m in spec.masks for t in terms(m) if level(t) == "key")
+    by_key = tuple(t for m in spec.masks for t in conjuncts(m) if level(t) == "key")
     return {
         "scores": bare,
         "weights": replace(spec, scores=(), scale=Const(1.0), masks=()),

@@ -60,6 +60,26 @@ def local_names(spec: AttentionSpec, outer: str = "q") -> dict[str, str]:
     return {called[name]: LOCAL[outer].get(name, name) for name in TILE_NAMES}
 
 
+@dataclass(frozen=True)
+class Closed:
+    """Visits as loops: `full` and `masked` tiles by their ranges, and those that are `tested` one by one."""
+
+    full: tuple[Segment, ...]
+    masked: tuple[Segment, ...]
+    tested: tuple[Segment, ...]
+
+
+def closed(visits: Visits) -> Closed:
+    """Where tiles are classed, masked ones whose range is known all the same are those before `plain_end`."""
+    if visits.may is None and visits.must is None:
+        return Closed(visits.full, visits.masked, ())
+    if visits.plain_end is None:
+        return Closed(visits.full, (), visits.masked)
+    behind = visits.full[-1].end
+    tested = (Segment(visits.plain_end, s.end) if s.begin == behind else s for s in visits.masked)
+    return Closed(visits.full, (Segment(behind, visits.plain_end),), tuple(tested))
+
+
 def first_tile(visits: Visits) -> Visits:
     """One whole tile, which every row sees, joins those that need the mask and are visited first."""
     called = Var("reference_tile", "int")
@@ -91,14 +111,14 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
         text = scalar(value)
         lowering.names[name] = lowering.fresh.fresh(name)
         lines.append(f"{lowering.names[name]} = {text}")
-    tests = visits.may is not None or visits.must is not None
-    closed = {"full": visits.full, "masked": () if tests else visits.masked}
-    jumps = any(len(s) > 1 for s in closed.values())
-    walks = {c: _walk(c, s, scalar, lines, lowering, jumps) for c, s in closed.items() if s}
+    split = closed(visits)
+    ranges = {"full": split.full, "masked": split.masked}
+    jumps = any(len(s) > 1 for s in ranges.values())
+    walks = {c: _walk(c, s, scalar, lines, lowering, jumps) for c, s in ranges.items() if s}
     tested = None
     late: tuple[str, ...] = ()
-    if tests and visits.masked:
-        walk = _walk("masked", visits.masked, scalar, lines, lowering, len(visits.masked) > 1)
+    if split.tested:
+        walk = _walk("masked", split.tested, scalar, lines, lowering, len(split.tested) > 1)
         early = lowering.take("row")
         may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
         must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""

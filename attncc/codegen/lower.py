@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from attncc.codegen.naming import Names, read_name
@@ -10,7 +10,21 @@ from attncc.codegen.passes import banded, cheaper, fold
 from attncc.codegen.printer import ATOM, BIT_AND, COMPARE, LANGUAGES, TERM, Printer
 from attncc.codegen.signature import stride_name, vectorized
 from attncc.codegen.tables import LARGEST, SCANS, Tables
-from attncc.ir import BUILTINS, AttentionSpec, Const, Expr, Op, Param, Read, Summary, Var, children, names, walk
+from attncc.ir import (
+    BUILTINS,
+    AttentionSpec,
+    Const,
+    Expr,
+    Op,
+    Param,
+    Read,
+    Summary,
+    Var,
+    children,
+    conjuncts,
+    names,
+    walk,
+)
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
 STARTS = {"row": "q_start", "k": "k_start"}  # of packed sequences
@@ -179,17 +193,8 @@ def score_text(lowering: Lowering, e: Expr) -> str:
     return f"{lowering.language}.zeros_like({lowering.names.get('s', 's')}) + {lowering.text(e, TERM)}"
 
 
-def terms(e: Expr) -> Iterator[Expr]:
-    """What an `and` joins."""
-    if isinstance(e, Op) and e.op == "and":
-        for a in e.args:
-            yield from terms(a)
-    else:
-        yield e
-
-
 def conjoin(lowering: Lowering, masks: Iterable[Expr], tail: str) -> str:
     """The masks and-ed, with the check of the key tile's tail last."""
-    split = [t for m in masks for t in terms(m)]
+    split = [t for m in masks for t in conjuncts(m)]
     parts = [lowering.text(m, BIT_AND) for m in (banded(split) if lowering.language == "gl" else masks)]
     return " & ".join([*parts, *([f"({tail})"] if tail else [])]) if parts else tail

@@ -21,7 +21,7 @@ from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
-from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
+from attncc.codegen.lower import Lowering, conjoin, level, score_text
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
@@ -31,7 +31,7 @@ from attncc.codegen.signature import Argument, arguments
 from attncc.codegen.tables import tables_of
 from attncc.codegen.tangent_parts import TangentCall, call_of, is_wild, shared, spelled_names
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Read, Var, Visits, rewrite
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Read, Var, Visits, conjuncts, rewrite
 
 TOLERANCE = {"bf16": "2e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 
@@ -164,7 +164,7 @@ def tangent_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: 
     key_lines = lowering.take("key")
     mask = conjoin(lowering, spec.masks, "k < k_len")
     mask_lines = (*lowering.take("key"), *lowering.take("pair"))
-    by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+    by_key = [t for m in spec.masks for t in conjuncts(m) if level(t) == "key"]
     key_mask = " & ".join(lowering.text(t, BIT_AND) for t in (by_key and [*by_key, INSIDE]))
     tables_text = tables_view(visits, tables, args, called, plan.int_bits, lower) if tables else None
     view_visits = visits_view(visits, lowering)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
+from attncc.analysis.kernel import pruned
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
 from attncc.codegen.apart import apart
@@ -18,7 +19,7 @@ from attncc.codegen.hopper import HopperView, hopper_view, tail
 from attncc.codegen.ladder import fa1_view, standard_view
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
-from attncc.codegen.lower import Lowering, conjoin, level, score_text, terms
+from attncc.codegen.lower import Lowering, conjoin, level, score_text
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
@@ -26,7 +27,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.tables import tables_of
-from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits, conjuncts, tensors
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
@@ -103,6 +104,8 @@ class KernelView:
     key_mask: str  # the part of the mask that keys alone decide
     mask_lines: tuple[str, ...]
     mask: str
+    plain_lines: tuple[str, ...]  # the same for masked tiles in a range, where tensors that the mask reads keep all
+    plain: str
     row_sink: bool  # the sink is a row's own
     reference: str
     safe: str
@@ -191,7 +194,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     fresh, names = kernel_names(spec)
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
-    tables, language = tables_of(visits, spec.ragged), LANGUAGE.get(plan.algorithm, "tl")
+    visits, language = _apart(spec, visits, plan), LANGUAGE.get(plan.algorithm, "tl")
+    tables = tables_of(visits, spec.ragged)
 
     def lower(language: str = "tl") -> Lowering:
         known = Names(reserved() | {*names.values(), kernel})
@@ -205,7 +209,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
-    key_lines, mask, mask_lines = _mask(spec, visits, lowering)
+    key_lines, (plain_lines, plain), (mask_lines, mask) = _masks(spec, visits, plan, lowering)
     key_mask, follows = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
     row_lines = lowering.take("row")
@@ -216,8 +220,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
-    wide = plan.int_bits == 64
-    check = dense_check(prepared(spec), names)
+    wide, check = plan.int_bits == 64, dense_check(prepared(spec), names)
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(spec, plan, rule.has_lse),
         softmax=policy(rule), has_lse=rule.has_lse, kv=plan.loads, seq="ragged" if spec.ragged else "fixed",
@@ -239,8 +242,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         own_lines=lowering.take("row" if visits.outer == "q" else "key"),
         score_lines=score_lines, scores=scores, shift=shift, scale_first=not folds, weight=weight,
         weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines,
-        mask=mask, row_sink=rule.sink is not None and level(rule.sink) == "row", visits=view_visits,
-        reference=plan.reference, safe=SAFE.get(plan.dtype, ""), tables=tables_text,
+        mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits, reference=plan.reference,
+        row_sink=rule.sink is not None and level(rule.sink) == "row", safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
@@ -255,19 +258,40 @@ def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], t
     return scores, lowering.take("pair"), "" if shift is None else lowering.text(shift, TERM)
 
 
-def _mask(spec: AttentionSpec, visits: Visits, lowering: Lowering) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """What is worked out for a tile of keys, the mask, and statements where it is looked at. Tiles of keys that are
-    outside have what belongs to them once; else only those that need the mask have its part of it."""
+def _apart(spec: AttentionSpec, visits: Visits, plan: KernelPlan) -> Visits:
+    """The visits, without the tiles where the mask reads no tensor if those take no loop of their own: but in fa2, and
+    where a tensor says which keys' values may be anything."""
+    by_key = (t for m in spec.masks for t in conjuncts(m) if level(t) == "key")
+    if visits.plain_end is None or (plan.algorithm == "fa2" and not any(tensors(t) for t in by_key)):
+        return visits
+    return pruned(replace(visits, plain_end=None, plain=()))
+
+
+Mask = tuple[tuple[str, ...], str]  # statements where it is looked at, and the mask
+
+
+def _masks(
+    spec: AttentionSpec, visits: Visits, plan: KernelPlan, lowering: Lowering
+) -> tuple[tuple[str, ...], Mask, Mask]:
+    """What is worked out for a tile of keys; the mask of tiles in ranges, and that of tiles that are classed. Tiles of
+    keys that are outside have what belongs to them once; else only those that need the mask have its part of it."""
     always = lowering.take("key")
-    mask = conjoin(lowering, spec.masks, tail(spec) if lowering.language == "gl" else "k < k_len")
-    by_keys, pairs = lowering.take("key"), lowering.take("pair")
-    return (always, mask, (*by_keys, *pairs)) if visits.outer == "q" else ((*always, *by_keys), mask, pairs)
+    lines: tuple[str, ...] = ()
+    made: list[Mask] = []
+    for some in (replace(spec, masks=visits.plain) if visits.plain_end is not None else spec, spec):
+        text = conjoin(lowering, some.masks, tail(some) if plan.algorithm in ("fa2", "fa3") else "k < k_len")
+        by_keys, pairs = lowering.take("key"), lowering.take("pair")
+        if visits.outer == "k":
+            always, by_keys = (*always, *by_keys), ()
+        lines = (*lines, *by_keys, *pairs)
+        made.append((lines, text))
+    return always, made[0], made[1]
 
 
 def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tuple[str, bool]:
     """What keys alone decide, that they lie in the sequence among it where TMA goes on into the next one; and whether
     that is all, which can wait until a row is computed again."""
-    by_key = [t for m in spec.masks for t in terms(m) if level(t) == "key"]
+    by_key = [t for m in spec.masks for t in conjuncts(m) if level(t) == "key"]
     follows = spec.ragged and plan.loads == "descriptor"
     text = " & ".join(lowering.text(t, BIT_AND) for t in (*by_key, INSIDE) if by_key or follows)
     return text, follows and not by_key and plan.reference == "first_tile"

@@ -107,6 +107,15 @@ def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
     return rewrite(e, lambda n: values.get(n.name) if isinstance(n, Var) else None)
 
 
+def conjuncts(e: Expr) -> Iterator[Expr]:
+    """What an `and` joins."""
+    if isinstance(e, Op) and e.op == "and":
+        for a in e.args:
+            yield from conjuncts(a)
+    else:
+        yield e
+
+
 def conjunction(parts: tuple[Expr, ...]) -> Expr | None:
     """All parts and-ed, or None for no part."""
     whole: Expr | None = None

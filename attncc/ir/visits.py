@@ -55,7 +55,9 @@ class Visits:
     inner length. `may` and `must` refine masked tiles at run time: where `may` is false the tile holds nothing, where
     `must` is true it is full. They are over the outer tile and over the inner tile's number `inner_tile`, its
     `inner_first` and its `inner_last` (clipped to the length). Where tiles are `listed`, a kernel before this one has
-    written down which of them may hold something, those that `must` is true of apart.
+    written down which of them may hold something, those that `must` is true of apart. Of the masked tiles right behind
+    the last full ones, those before `plain_end` keep all that the mask reads of tensors: `plain`, the rest of its
+    conjuncts, decides there.
     """
 
     outer: str  # q | k
@@ -68,3 +70,5 @@ class Visits:
     opaque: tuple[str, ...] = ()  # parts of the mask that no range could be derived from, in words
     empty_rows: bool = True  # False where every row is proved to see a key
     listed: bool = False
+    plain_end: Expr | None = None
+    plain: tuple[Expr, ...] = ()

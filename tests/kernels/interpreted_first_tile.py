@@ -25,6 +25,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 WEIGHTED = "attention weighted(gate: f32[b, h_kv, k]) { mask k <= q weight gate[b, h_kv, k] }"
 BLOCKS = "attention block_sparse(blocks: bool[h, n, n]) { mask blocks[h, q // 8, k // 8] }"  # rows without keys, too
 SINKS = torch.tensor([0.5, -1.0, 60.0, -torch.inf])
+DOCUMENTS = torch.where(torch.arange(230) < 140, 1, torch.arange(230) // 37 % 4).int()  # a long one comes again
 KINDS = ("plain", "grows", "falls", "spike", "large")
 CASES = {
     "causal": (None, {}),
@@ -33,7 +34,7 @@ CASES = {
     "streaming": (None, {"first": 4, "window": 60}),
     "window_alibi_sinks": (None, {"window": 90, "slopes": torch.rand(4), "sinks": SINKS}),
     "softcap": (None, {"cap": 5.0}),
-    "document": (None, {"doc": (torch.arange(230) // 37 % 4).int().expand(2, 230)}),
+    "document": (None, {"doc": DOCUMENTS.expand(2, 230)}),
     "neighborhood_2d": (None, {"height": 10, "width": 23, "radius": 2}),
     "block_sparse": (BLOCKS, {"blocks": torch.rand(4, 29, 29, generator=torch.Generator().manual_seed(0)) < 0.2}),
     "weighted": (WEIGHTED, {"gate": torch.rand(2, 2, 230)}),
