@@ -89,12 +89,12 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
 def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
     """Lines of `explain`: label and text."""
     ratio = io["standard_hbm_bytes"] / io["hbm_bytes"]
-    unfused = f"unfused attention moves {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
+    standard = f"standard attention moves {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
     over = "" if io["visited_tiles"] is not None else ", over all tiles: how many are visited is not known"
     lines = [
-        ("memory", f"{amount(io['hbm_bytes'], 'B')}{_cache(io)}; {unfused}"),
+        ("memory", f"{amount(io['hbm_bytes'], 'B')}{_cache(io)}; {standard}"),
         ("formula", f"{io['formulas']['hbm_bytes']} bytes; without a cache {io['formulas']['streamed_bytes']}, "
-                    f"{amount(io['streamed_bytes'], 'B')}; unfused {io['formulas']['standard_hbm_bytes']}"),
+                    f"{amount(io['streamed_bytes'], 'B')}; standard attention {io['formulas']['standard_hbm_bytes']}"),
         ("", _letters(io["formulas"])),
         ("work", f"{amount(io['flops'], 'FLOP')}, {amount(io['exponentials'], '')} exponentials{over}"),
         ("time", _time(io)),

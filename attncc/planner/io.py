@@ -43,7 +43,8 @@ class Costs:
 
     hbm_bytes           to and from the memory, behind the L2 (`held`: it keeps what streams by from use to use)
     streamed_bytes      the same without a cache: what theorem 2 of FlashAttention counts
-    standard_hbm_bytes  unfused attention: scores and weights are each written and read once
+    standard_hbm_bytes  standard attention, with the same tiles left out: scores are written in float32 and read twice,
+                        weights are written and read once
     flops               of the products over visited tiles, masked pairs inside them included
     exponentials        one for each pair of a visited tile and kernel
 
@@ -143,10 +144,9 @@ def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: 
 
 
 def standard_bytes(s: Sizes) -> Any:
-    """Unfused attention, all of it in the type of the inputs."""
-    return (
-        s.rows * s.columns * s.element + s.keys * s.columns * s.element + s.rows * s.k_len * (4 * s.element + s.operand)
-    )
+    """`algorithm standard` over the same tiles, where the L2 holds K and V, and not the scores."""
+    whole = traffic.forward("standard", s)
+    return sum(k.once + sum(x.loaded if x.what == "scores" else x.distinct for x in k.streams) for k in whole)
 
 
 def kernel_times(kernel: Kernel, plan: KernelPlan, target: Target) -> dict[str, float]:

@@ -19,7 +19,8 @@ def test_one_head_by_hand():
     assert c.streamed_bytes == 2 * 1024 * 128 * 2 + 1024 * 4 + 8 * 2 * 2048 * 128 * 2  # K and V for each of 8 tiles
     assert c.flops == 4 * 1024 * 2048 * 128
     assert c.exponentials == 1024 * 2048
-    assert c.standard_hbm_bytes == 2 * 1024 * 128 * 2 + 2 * 2048 * 128 * 2 + 4 * 1024 * 2048 * 2
+    pairs = 1024 * 2048  # scores in float32, written once and read twice; weights written and read once
+    assert c.standard_hbm_bytes == 1024 * (2 * 128 * 2 + 4) + 2 * 2048 * 128 * 2 + pairs * (3 * 4 + 2 * 2)
     assert c.shared_bytes == 98304
 
 
@@ -34,7 +35,7 @@ def test_tiles_left_out_cost_nothing():
     whole, half = costs(PLAN, shape, target("sm_90")), costs(PLAN, shape, target("sm_90"), all_tiles(PLAN, shape) // 2)
     assert half.flops * 2 == whole.flops
     assert half.predicted_ms < 0.6 * whole.predicted_ms
-    assert half.standard_hbm_bytes == whole.standard_hbm_bytes
+    assert half.standard_hbm_bytes < 0.51 * whole.standard_hbm_bytes  # which leaves out the same tiles
 
 
 def test_what_binds():
@@ -160,7 +161,7 @@ def test_standard_attention_by_hand():
     output = pairs * 2 + keys * 128 * 2 + rows * 128 * 2
     assert found.hbm_bytes == scores + weights + output
     assert found.flops == 2 * pairs * (64 + 128) and found.exponentials == 2 * pairs
-    assert found.bound == "memory" and found.hbm_bytes > found.standard_hbm_bytes  # scores are float32
+    assert found.bound == "memory" and found.hbm_bytes == found.standard_hbm_bytes
     assert costs(replace(plan, reference="two_pass"), shape, SM_90).hbm_bytes == found.hbm_bytes + pairs * 4
     short = replace(shape, k_len=128)
     assert costs(plan, short, SM_90).held

@@ -1,0 +1,349 @@
+"""Bytes that kernels move to and from this GPU's memory, by its counters, beside the IO model; time and memory too.
+
+    python benchmarks/io.py [--out DIR] [--only TEXT] [--json NAME] [--no-counters]      on a GPU, with Nsight Compute
+    python benchmarks/io.py --plot FILE [--json NAME]                                    the recorded results as a PNG
+
+Each case is a full (or causal) attention by one algorithm, forward or backward, at a length whose working set does not
+fit in the L2, and some that does. Kernels are compiled side by side first; then time (median of three) and memory are
+measured, and a second process runs each case once more under `ncu`, with nothing flushed between calls: what a call
+leaves dirty in the L2 is written while the next runs, so that a steady state is counted. Numbers are compared with
+float64 in the first and last rows of two heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attncc
+from attncc import frontend, pipeline
+from attncc.analysis import spread, tile_counts
+from attncc.commands.costs import visited_tiles
+from attncc.ir import Schedule
+from attncc.planner.io import backward_costs, backward_kernels, costs, forward_kernels, sizes_of
+from attncc.runtime.attention import Attention
+from attncc.runtime.bench import Part, drawn
+
+SPECS = Path(__file__).parent.parent / "specs"
+RESULTS = Path(__file__).parent / "results"
+TARGET = "sm_90"
+COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+LONG = 1500.0  # milliseconds of runs after which one is not repeated
+MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case under ncu
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: batch 1, as many heads of K and V as of Q unless `kv_heads` says otherwise, bf16."""
+
+    algorithm: str
+    direction: str
+    heads: int
+    length: int
+    head_dim: int = 128
+    spec: str = "full"
+    tile_q: int | None = None
+    tile_k: int | None = None
+    kv_heads: int | None = None
+
+    @property
+    def name(self) -> str:
+        heads = f"H{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads else "")
+        tile = f" tile {self.tile_q or ''}x{self.tile_k or ''}" if self.tile_q or self.tile_k else ""
+        return f"{self.algorithm} {self.direction} {self.spec} {heads} S{self.length} D{self.head_dim}{tile}"
+
+    @property
+    def kind(self) -> Case:
+        """What is compiled for it, at a size that costs nothing."""
+        return replace(self, heads=2, kv_heads=None, length=512)
+
+    @property
+    def planned(self) -> pipeline.Planned:
+        text = (SPECS / f"{self.spec}.attn").read_text(encoding="utf-8")
+        parsed = frontend.parse(text, self.spec)
+        pins = Schedule(algorithm=self.algorithm, tile_q=self.tile_q, tile_k=self.tile_k)
+        parsed = replace(parsed, spec=replace(parsed.spec, schedules=(pins,)))
+        sizes = {"heads": self.heads, "q_len": self.length, "k_len": self.length, "head_dim": self.head_dim}
+        sizes |= {} if self.kv_heads is None else {"kv_heads": self.kv_heads}
+        return pipeline.plan_parsed(parsed, {}, {}, pipeline.shape_of(sizes), TARGET)
+
+
+LADDER = ("standard", "fa1", "fa2", "fa3")
+
+
+def cases() -> list[Case]:
+    """The ladder from 1K to 64K, then heads, head sizes, tiles and masks whose working sets leave the L2."""
+    found = [Case(a, "forward", 4, n) for a in LADDER for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+    found += [Case("fa2", "backward", 4, n) for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+    found += [Case("standard", "forward", 8, 16384, 64), Case("standard", "forward", 8, 16384, 128, "causal")]
+    found += [
+        Case("fa1", "forward", 16, 16384), Case("fa1", "forward", 16, 32768), Case("fa1", "forward", 32, 16384, 64),
+        Case("fa1", "forward", 16, 16384, tile_k=64), Case("fa1", "forward", 16, 32768, spec="causal"),
+    ]  # fmt: skip
+    found += [
+        Case("fa2", "forward", 16, 16384), Case("fa2", "forward", 16, 32768), Case("fa2", "forward", 16, 65536),
+        Case("fa2", "forward", 16, 32768, tile_q=64, tile_k=64), Case("fa2", "forward", 64, 32768, 64),
+        Case("fa2", "forward", 8, 32768, 256), Case("fa2", "forward", 16, 32768, spec="causal"),
+        Case("fa2", "forward", 32, 32768, kv_heads=4), Case("fa3", "forward", 16, 32768),
+        Case("fa3", "forward", 16, 32768, spec="causal"), Case("fa3", "forward", 8, 131072),
+    ]  # fmt: skip
+    found += [
+        Case("fa2", "backward", 16, 16384), Case("fa2", "backward", 16, 32768), Case("fa2", "backward", 32, 32768, 64),
+        Case("fa2", "backward", 8, 32768, 256), Case("fa2", "backward", 16, 32768, spec="causal"),
+    ]  # fmt: skip
+    return found
+
+
+def predicted(case: Case) -> dict[str, Any]:
+    """What the model says: bytes of each kernel by name, sums, and milliseconds."""
+    planned = case.planned
+    plan, shape, target = planned.choice.plan, planned.shape, planned.target
+
+    if case.direction == "forward":
+        counts = tile_counts(planned.spec, shape, plan.tile_q, plan.tile_k, {}, planned.visits)
+        assert counts is not None
+        visited = counts["partial"] + counts["full"]
+        found = costs(plan, shape, target, visited, spread(planned.spec, planned.visits))
+        kernels = forward_kernels(plan, sizes_of(plan, shape, target, visited))
+    else:
+        plan = pipeline.backward(planned).choice.plan
+        tiles = visited_tiles(planned, plan, {})
+        found = backward_costs(plan, shape, target, tiles)[0]
+        kernels = backward_kernels(plan, shape, target, tiles)[1]
+    return {
+        "kernels": {k.name: int(k.from_memory(target.l2_bytes)) for k in kernels}, "hbm_bytes": found.hbm_bytes,
+        "streamed_bytes": found.streamed_bytes, "held": found.held, "ms": found.predicted_ms,
+        "tile": [plan.tile_q, plan.tile_k],
+    }  # fmt: skip
+
+
+def call_of(case: Case) -> tuple[Callable[[], Any], Callable[[], float]]:
+    """What is measured, and a check of its numbers: the worst error as a part of what it may be."""
+    planned = case.planned
+    attention = Attention(planned.parsed, planned.consts)
+    call = drawn(attention, planned, planned.shape, {}, "cuda")
+    if case.direction == "forward":
+        run = lambda: attention(call.q, call.k, call.v)
+
+        def off() -> float:
+            part = Part(call)
+            error, bound = part.verdict({"out": part.of_rows(run())})
+            return error / bound
+
+        return run, off
+    q, k, v = (x.requires_grad_() for x in (call.q, call.k, call.v))
+    out = attention(q, k, v)
+    d_out = torch.randn_like(out)
+
+    def off_back() -> float:
+        part, part_d = Part(call), torch.zeros_like(d_out)
+        part_d[0, part.heads[:, None], part.rows] = part.d_out.to(d_out)
+        d_q, d_k, d_v = torch.autograd.grad(out, (q, k, v), part_d, retain_graph=True)
+        error, bound = part.verdict({"q": part.of_rows(d_q), "k": part.of_keys(d_k), "v": part.of_keys(d_v)})
+        return error / bound
+
+    return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True), off_back
+
+
+def warm(case: Case) -> str:
+    """Compile; what is compiled stays in the cache."""
+    try:
+        call_of(case)[0]()
+        torch.cuda.synchronize()
+    except Exception as fault:  # told, and its cases are left out
+        return str(fault).strip().splitlines()[0][:160]
+    return ""
+
+
+def timed(case: Case, check: bool) -> dict[str, Any]:
+    """Milliseconds, and bytes that the call held beyond its inputs and results."""
+    run, off = call_of(case)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = run()
+    torch.cuda.synchronize()
+    results = made if isinstance(made, tuple) else (made,)
+    beyond = torch.cuda.max_memory_allocated() - before - sum(x.numel() * x.element_size() for x in results)
+    del made, results
+    times: list[float] = []
+    while len(times) < 3 and sum(times) < LONG:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return {"ms": round(statistics.median(times), 4), "beyond_bytes": beyond} | ({"error": off()} if check else {})
+
+
+def counted(wanted: list[int], folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Kernels of each case with the bytes they read and wrote, in the order in which they ran."""
+    command = [
+        "ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--csv", "--page",
+        "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, __file__, "--count",
+        json.dumps(wanted),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
+    found: dict[int, list[dict[str, Any]]] = {}
+    at = -1
+    for line in csv.DictReader(x for x in done.stdout.splitlines() if x.startswith('"')):
+        if not line.get("ID"):
+            continue
+        if MARK in line["Kernel Name"]:
+            at += 1
+            continue
+        read, written = (int(float(line[c].replace(",", ""))) for c in COUNTERS)
+        found.setdefault(wanted[at], []).append({"kernel": line["Kernel Name"], "read": read, "written": written})
+    return found
+
+
+def count(wanted: list[int]) -> None:
+    """The process that ncu looks at: each case once, behind one call that is not looked at."""
+    every = cases()
+    for i in wanted:
+        run: Any = None
+        try:
+            run = call_of(every[i])[0]
+            run()
+        except Exception as fault:
+            print(f"{every[i].name}: {fault}", flush=True)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(10)
+        if run is not None:
+            run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        run = None
+        torch.cuda.empty_cache()
+
+
+def joined(case: Case, model: dict[str, Any], kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Measured and predicted bytes of a case; kernels that are not of the spec (a fill) count in the sum."""
+    total = sum(k["read"] + k["written"] for k in kernels)
+    mine = [k for k in kernels if k["kernel"].startswith(case.spec)]
+    names = list(model["kernels"])
+    each = []
+    for k in mine:
+        name = k["kernel"].split("(")[0].removeprefix(f"{case.spec}_").removeprefix(f"{case.direction}_")
+        name = {"dk": "dkdv", "forward": "forward"}.get(name, name)
+        guess = model["kernels"].get(name if name in names else names[0])
+        each.append({**k, "name": name, "predicted": guess})
+    return {"measured_bytes": total, "kernels": each, "ratio": round(model["hbm_bytes"] / total, 4) if total else None}
+
+
+def measure(folder: Path, only: str, counters: bool) -> dict[str, Any]:
+    every = cases()
+    wanted = [i for i, case in enumerate(every) if only in case.name]
+    start = time.perf_counter()
+    kinds = list(dict.fromkeys(every[i].kind for i in wanted))
+    with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
+        failed = {kind: why for kind, why in zip(kinds, pool.map(warm, kinds), strict=True) if why}
+    for kind, why in failed.items():
+        print(f"{kind.name}: {why}", flush=True)
+    wanted = [i for i in wanted if every[i].kind not in failed]
+    print(f"compiled {len(kinds)} in {time.perf_counter() - start:.0f} s", flush=True)
+    rows: dict[int, dict[str, Any]] = {}
+    for i in wanted:
+        case = every[i]
+        rows[i] = {"case": asdict(case), "name": case.name, "model": predicted(case)}
+        try:
+            rows[i] |= timed(case, case.length == 4096 or (case.heads != 4 and case.length == 16384))
+        except Exception as fault:  # told; the others go on
+            print(f"{case.name}: {str(fault).strip().splitlines()[0][:160]}", flush=True)
+        torch.cuda.empty_cache()
+    print(f"timed at {time.perf_counter() - start:.0f} s", flush=True)
+    record: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "attncc": attncc.__version__,
+        "date": datetime.date.today().isoformat(), "rows": list(rows.values()),
+    }  # fmt: skip
+    if counters:
+        for i, kernels in counted([i for i in wanted if "ms" in rows[i]], folder).items():
+            rows[i] |= joined(every[i], rows[i]["model"], kernels)
+        print(f"counted at {time.perf_counter() - start:.0f} s", flush=True)
+    return record
+
+
+def told(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    model = row["model"]
+    measured = row.get("measured_bytes")
+    shown = f"{measured / 1e6:10.1f} MB" if measured else f"{'-':>13s}"
+    ms = f"{row['ms']:9.3f} ms, predicted {model['ms']:9.3f}" if "ms" in row else "-"
+    mark = "" if model["held"] else " *"
+    error = f", error {row['error']:.2f} of its bound" if "error" in row else ""
+    guess = f"predicted {model['hbm_bytes'] / 1e6:10.1f} ({row.get('ratio') or 0:.2f}){mark}"
+    return f"{row['name']:52s} {shown}, {guess}; {ms}; beyond {row.get('beyond_bytes', 0) / 1e6:8.1f} MB{error}"
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Bytes and time of the ladder over lengths: lines are predicted, points measured."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        case = row["case"]
+        if case["heads"] == 4 and case["spec"] == "full" and case["head_dim"] == 128 and "ms" in row:
+            groups.setdefault(f"{case['algorithm']} {case['direction']}", []).append(row)
+    for axis, what, unit in ((axes[0], "bytes", "bytes of HBM"), (axes[1], "ms", "milliseconds")):
+        for i, (name, rows) in enumerate(groups.items()):
+            lengths = [row["case"]["length"] for row in rows]
+            guess = [row["model"]["hbm_bytes" if what == "bytes" else "ms"] for row in rows]
+            axis.plot(lengths, guess, color=f"C{i}", label=f"{name}, predicted")
+            found = [row.get("measured_bytes" if what == "bytes" else "ms") for row in rows]
+            axis.plot(lengths, found, color=f"C{i}", marker="o", linestyle="none", label=f"{name}, measured")
+        axis.set(xscale="log", yscale="log", xlabel="length", ylabel=unit)
+        ticks = sorted({row["case"]["length"] for rows in groups.values() for row in rows})
+        axis.set_xticks(ticks, [f"{n // 1024}K" for n in ticks])
+        axis.set_xticks([], minor=True)
+        axis.grid(True, which="both", alpha=0.25)
+    axes[0].legend(fontsize="small")
+    figure.suptitle(f"full attention, batch 1, 4 heads of 128, bf16, {record['device']}")
+    figure.savefig(path, dpi=120, format="png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--json", default="io.json")
+    parser.add_argument("--no-counters", action="store_true", help="time and memory only")
+    parser.add_argument("--plot", help="draw the recorded results, and measure nothing")
+    parser.add_argument("--count", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.count:
+        count(json.loads(options.count))
+        return
+    folder = Path(options.out)
+    if options.plot:
+        plot(json.loads((folder / options.json).read_text(encoding="utf-8")), Path(options.plot))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    record = measure(folder, options.only, not options.no_counters)
+    (folder / options.json).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for row in record["rows"]:
+        print(told(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
