@@ -32,9 +32,9 @@ import torch
 import attncc
 from attncc import frontend, pipeline
 from attncc.analysis import spread, tile_counts
-from attncc.commands.costs import visited_tiles
+from attncc.commands.costs import forward_costs, visited_tiles
 from attncc.ir import Schedule
-from attncc.planner.io import backward_costs, backward_kernels, costs, forward_kernels, sizes_of
+from attncc.planner.io import backward_costs, backward_kernels, forward_kernels, sizes_of
 from attncc.runtime.attention import Attention
 from attncc.runtime.bench import Part, drawn
 
@@ -117,13 +117,13 @@ def predicted(case: Case) -> dict[str, Any]:
         counts = tile_counts(planned.spec, shape, plan.tile_q, plan.tile_k, {}, planned.visits)
         assert counts is not None
         visited = counts["partial"] + counts["full"]
-        found = costs(plan, shape, target, visited, spread(planned.spec, planned.visits))
+        found = forward_costs(planned, visited)
         kernels = forward_kernels(plan, sizes_of(plan, shape, target, visited))
     else:
         plan = pipeline.backward(planned).choice.plan
         tiles = visited_tiles(planned, plan, {})
-        found = backward_costs(plan, shape, target, tiles)[0]
-        kernels = backward_kernels(plan, shape, target, tiles)[1]
+        found = backward_costs(plan, shape, target, tiles, spread(planned.spec, planned.visits))[0]
+        kernels = tuple(k for k, _ in backward_kernels(plan, shape, target, tiles))
     return {
         "kernels": {k.name: int(k.from_memory(target.l2_bytes)) for k in kernels}, "hbm_bytes": found.hbm_bytes,
         "streamed_bytes": found.streamed_bytes, "held": found.held, "ms": found.predicted_ms,

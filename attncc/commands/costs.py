@@ -47,7 +47,8 @@ def forward_costs(planned: Planned, visited: int | None) -> Costs:
     from attncc import analysis, planner
 
     spread = analysis.spread(planned.spec, planned.visits)
-    return planner.costs(planned.choice.plan, planned.shape, planned.target, visited, spread)
+    special = planner.special_functions(planned.spec)
+    return planner.costs(planned.choice.plan, planned.shape, planned.target, visited, spread, special)
 
 
 def visited_tiles(planned: Planned, plan: KernelPlan, values: Mapping[str, Any]) -> dict[str, int] | None:
@@ -64,7 +65,7 @@ def visited_tiles(planned: Planned, plan: KernelPlan, values: Mapping[str, Any])
 
 
 def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    from attncc import pipeline, planner
+    from attncc import analysis, pipeline, planner
 
     if not planned.target.is_gpu:
         return None
@@ -74,7 +75,8 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
         return None
     shape, target = planned.shape, planned.target
     tiles = None if values is None else visited_tiles(planned, plan, values)
-    whole, kernels = planner.backward_costs(plan, shape, target, tiles)
+    spread = analysis.spread(planned.spec, planned.visits)
+    whole, kernels = planner.backward_costs(plan, shape, target, tiles, spread)
     forms = planner.backward_forms(plan, shape, target, tiles)
     called = {name: "dk" if name == "dkdv" and plan.dv is not None else name for name in kernels}
     return {

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attncc.planner.legality import Violation, violations
     from attncc.planner.search import Choice, choose, ranked
     from attncc.planner.tangent import choose_tangent
+    from attncc.planner.timing import special_functions
     from attncc.planner.tuned import (
         Candidate,
         backward_candidates,
@@ -32,6 +33,7 @@ PLACES = {
     "legality": ("Violation", "violations"),
     "search": ("Choice", "choose", "ranked"),
     "tangent": ("choose_tangent",),
+    "timing": ("special_functions",),
     "tuned": ("Candidate", "backward_candidates", "beside", "candidates", "choices_of", "crossed", "with_choices"),
 }
 
@@ -64,6 +66,7 @@ __all__ = [
     "crossed",
     "ranked",
     "sizes_of",
+    "special_functions",
     "violations",
     "with_choices",
 ]

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from attncc.ir import KernelPlan, Shape
-from attncc.planner import traffic
+from attncc.planner import timing, traffic
 from attncc.planner.backward_memory import fa2_pass
-from attncc.planner.efficiency import backward_efficiency, efficiency, resident_blocks
+from attncc.planner.efficiency import efficiency, resident_blocks
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
     SWAPPED,
@@ -29,7 +29,6 @@ from attncc.planner.shared_memory import (
 from attncc.planner.traffic import Kernel, Sizes
 from attncc.targets import Target
 
-CACHE_BYTES_CLOCK = 32  # that one SM gets of the L2 in a clock, half of what its port takes
 KERNELS = {  # of the backward pass, by name and whether dV is made apart
     ("delta", False): traffic.delta, ("delta", True): traffic.delta, ("dq", False): traffic.d_q,
     ("dq", True): traffic.d_q, ("dkdv", False): traffic.d_kv, ("dkdv", True): traffic.d_k, ("dv", True): traffic.d_v,
@@ -85,14 +84,22 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     )  # fmt: skip
 
 
-def costs(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, spread: str = "all") -> Costs:
+def costs(
+    plan: KernelPlan, shape: Shape, target: Target, tiles: int | None = None, spread: str = "all", special: int = 0
+) -> Costs:  # fmt: skip
     """Costs of one forward call that visits `tiles` tiles of plan.tile_q x plan.tile_k (None: all of them).
 
-    `spread` says how they lie (analysis.spread): a kernel that was measured on several has several rates.
+    `spread` says how they lie (analysis.spread): a kernel that was measured on several has several rates. `special`
+    special functions are computed for each pair beside the exponential (timing.special_functions).
     """
     sizes = sizes_of(plan, shape, target, tiles)
     kernels = forward_kernels(plan, sizes)
-    taken = sum(_predicted(k, sizes, plan, shape, target, spread) for k in kernels)
+    if not target.is_gpu or tiles is None:
+        taken = sum(_ranked(k, plan, shape, target, spread) for k in kernels)
+    else:
+        taken = sum(
+            timing.forward_ms(kernel_times(k, plan, target), k, sizes, plan, target, spread, special) for k in kernels
+        )
     return replace(summed(kernels, sizes, plan, target), predicted_ms=taken)
 
 
@@ -102,32 +109,33 @@ def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
 
 
 def backward_costs(
-    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
+    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None, spread: str = "all"
 ) -> tuple[Costs, dict[str, Costs]]:
     """Costs of one backward call, and of each of its kernels; `tiles` by name of plan.passes (None: all of them)."""
-    sizes, kernels = backward_kernels(plan, shape, target, tiles)
-    found = {k.name: summed((k,), sizes, plan, target) for k in kernels}
-    whole = summed(kernels, sizes, plan, target)
-    busy = max(
-        whole.roofline_ms, whole.flops / (backward_efficiency(plan, target) * product_tflops(plan, target) * 1e9)
-    )
-    return replace(whole, predicted_ms=busy), found
+    made = backward_kernels(plan, shape, target, tiles)
+    kernels = tuple(k for k, _ in made)
+    found = {}
+    for kernel, sizes in made:
+        taken = timing.backward_ms(kernel_times(kernel, plan, target), kernel, sizes, plan, target, spread)
+        found[kernel.name] = replace(summed((kernel,), sizes, plan, target), predicted_ms=taken)
+    whole = summed(kernels, made[0][1], plan, target)
+    return replace(whole, predicted_ms=sum(own.predicted_ms for own in found.values())), found
 
 
 def backward_kernels(
     plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
-) -> tuple[Sizes, tuple[Kernel, ...]]:
-    """The kernels of a backward plan, and the sizes that do not depend on one of them."""
+) -> tuple[tuple[Kernel, Sizes], ...]:
+    """The kernels of a backward plan, each with the sizes that it speaks of."""
     whole = sizes_of(plan, shape, target)
-    kernels = [traffic.delta(whole)]
+    kernels = [(traffic.delta(whole), whole)]
     for name, own in plan.passes.items():
         mine = replace(
             plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
             max_registers=own.max_registers or target.registers_thread, shared_bytes=fa2_pass(plan, name, target),
         )  # fmt: skip
         sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
-        kernels.append(KERNELS[name, plan.dv is not None](sizes))
-    return whole, tuple(kernels)
+        kernels.append((KERNELS[name, plan.dv is not None](sizes), sizes))
+    return tuple(kernels)
 
 
 def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: Target) -> Costs:
@@ -168,20 +176,17 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _predicted(
-    kernel: Kernel, sizes: Sizes, plan: KernelPlan, shape: Shape, target: Target, spread: str
-) -> float:  # fmt: skip
-    """Products and exponentials at the plan's own efficiency, no faster than the memory and the L2 deliver."""
+def _ranked(kernel: Kernel, plan: KernelPlan, shape: Shape, target: Target, spread: str) -> float:
+    """What ranks plans where nothing is known but how the mask spreads its tiles: products and exponentials at the rate
+    that was measured on such tiles, no faster than the memory and the L2 deliver."""
     times = kernel_times(kernel, plan, target)
     if not target.is_gpu:
         return max(times.values())
     busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, spread)
     tiles = 1 if plan.algorithm == "fa1" else -(-shape.q_len // plan.tile_q)
-    fill = max(
-        1.0, target.units / (shape.batch * shape.heads * tiles)
-    )  # fewer programs than SMs: some have nothing to do
-    cached = float(kernel.streamed) / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
-    return max(times["memory"], cached, busy * fill)
+    programs = shape.batch * shape.heads * tiles
+    cached = float(kernel.streamed) / (target.units * target.clock_ghz * timing.CACHE_BYTES_CLOCK * 1e6)
+    return max(times["memory"], cached, busy * max(1.0, target.units / programs))
 
 
 def symbols(plan: KernelPlan) -> Sizes:
@@ -220,8 +225,8 @@ def backward_forms(
     """The same of each kernel of a backward call, by its name; T_q, T_k and tiles are that kernel's own."""
     import sympy
 
-    named, (_, own) = symbols(plan), backward_kernels(plan, shape, target, tiles)
-    found = {k.name: kernel_forms(KERNELS[k.name, plan.dv is not None](named), k, target) for k in own}
+    named, own = symbols(plan), backward_kernels(plan, shape, target, tiles)
+    found = {k.name: kernel_forms(KERNELS[k.name, plan.dv is not None](named), k, target) for k, _ in own}
     return {name: {n: sympy.factor_terms(f) for n, f in forms.items()} for name, forms in found.items()}
 
 
