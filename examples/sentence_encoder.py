@@ -12,6 +12,7 @@ program that attncc generates, on a GPU the Triton kernel.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -67,14 +68,15 @@ def embed(model, tokens, **extra) -> torch.Tensor:
 
 
 def timed(call, device: torch.device) -> tuple[torch.Tensor, float]:
-    """The second of two calls, in milliseconds (the first warms up, and compiles)."""
-    for _ in range(2):
+    """Its result, and the median of seven calls in milliseconds, after one that warms up, and compiles."""
+    times = []
+    for _ in range(8):
         begin = time.perf_counter()
         result = call()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        took = 1e3 * (time.perf_counter() - begin)
-    return result, took
+        times.append(1e3 * (time.perf_counter() - begin))
+    return result, statistics.median(times[1:])
 
 
 def tell(*command: str) -> None:
