@@ -137,6 +137,8 @@ def _candidates(
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
     reads = {apart: operands(spec, apart) for apart in (False, True)}
+    bare = replace(spec, masks=()) if visits is not None and visits.full else spec
+    in_full = {apart: operands(bare, apart).levels for apart in (False, True)}
     for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
         ways = ("pointer",) if any_stride or algorithm != "fa2" else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits, algorithm)):
@@ -148,11 +150,12 @@ def _candidates(
                 key_mask=has_key_mask(spec) or (spec.ragged and loads == "descriptor"),
                 layout="ragged" if spec.ragged else "dense", dropout=spec.dropout is not None,
             )  # fmt: skip
-            read = reads[shared_memory.matrix_unit(plan, target) == "tcgen05"]
+            apart = shared_memory.matrix_unit(plan, target) == "tcgen05"
+            read = reads[apart]
             yield replace(
                 plan, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
-                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, narrow_bytes=read.narrow,
-                index_bytes=read.index,
+                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart],
+                narrow_bytes=read.narrow, index_bytes=read.index,
             )  # fmt: skip
 
 

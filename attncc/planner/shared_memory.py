@@ -7,7 +7,7 @@ there is one small formula for each. They were read off Triton 3.6 to 3.9's own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import gcd
@@ -128,18 +128,22 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """What lies in shared memory at the moments that could be the fullest: the loop, its parts, and the last store."""
     if not target.is_gpu:
         return ()
-    unit = matrix_unit(plan, target)
-    read_twice = 1 + plan.key_mask  # for the scores, and turned round for the values
-    kept = {"key_operand": max(latency(plan), 1) * read_twice}
-    if unit != "mfma":
-        kept["ahead"] = latency(plan)
-    loops = [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]
+    unit, loops = matrix_unit(plan, target), _loops(plan, target)
     passing = [{**moment, "weights": 0, "passed": 1} for moment in loops[:1]]  # before there are weights
     if _swaps(plan, target):
         passing += [{**moment, "swapped": 1} for moment in loops]
     query = ({"query_piece": 1},) if unit == "mfma" else ()  # passes through once, before the loop
     whole = unit != "mfma" or plan.dtype != "f32"  # float32 is stored from where mfma left it
     return (*query, *loops, *passing, *([{"out_piece": 1}] if whole else []))
+
+
+def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
+    unit = matrix_unit(plan, target)
+    read_twice = 1 + plan.key_mask  # for the scores, and turned round for the values
+    kept = {"key_operand": max(latency(plan), 1) * read_twice}
+    if unit != "mfma":
+        kept["ahead"] = latency(plan)
+    return [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]
 
 
 def _swaps(plan: KernelPlan, target: Target) -> bool:
@@ -153,9 +157,13 @@ def _swaps(plan: KernelPlan, target: Target) -> bool:
 
 
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
-    """Shared memory of the forward kernel in bytes a block; 0 on a CPU."""
-    tiles = parts(plan, target)
-    return max((phase_bytes(phase, tiles) for phase in phases(plan, target)), default=0)
+    """Shared memory of the forward kernel in bytes a block; 0 on a CPU. Where the mask reads at what it read, the loop
+    over whole tiles, which leaves that out, has K and V more stages ahead."""
+    found = [phase_bytes(phase, parts(plan, target)) for phase in phases(plan, target)]
+    full = replace(plan, levels=plan.full_levels, key_mask=False)
+    if latency(full) > latency(plan) and target.is_gpu:
+        found += [phase_bytes(phase, parts(full, target)) for phase in _loops(full, target)]
+    return max(found, default=0)
 
 
 def phase_bytes(phase: Phase, tiles: Parts) -> int:

@@ -1,4 +1,4 @@
-"""Shared memory of the tangent's kernel, in bytes a block: no less than Triton 3.7.1 allocates.
+"""Shared memory of the tangent's kernel, in bytes a block: no less than Triton 3.6 to 3.9 allocate.
 
 It holds Q and its tangent, and streams K, V and their tangents; where warps share out the columns of the scores, p and
 its tangent pass from one product to the next through shared memory. tests/compile/test_tangent.py compares.
@@ -7,10 +7,19 @@ its tangent pass from one product to the next through shared memory. tests/compi
 from __future__ import annotations
 
 from attncc.ir import KernelPlan, pieces
-from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WORD, matrix_unit, padded
+from attncc.planner.shared_memory import (
+    ALIGNMENT,
+    BARRIERS,
+    ELEMENT_BYTES,
+    WORD,
+    matrix_unit,
+    padded,
+    triton_release,
+)
 from attncc.targets import Target
 
 ROWS = 16  # of a warp's share of a product
+PASSED_WIDE = (3, 8)  # the Triton that began to change the layout of results before it rounds them
 
 
 def fa2_tangent(plan: KernelPlan, target: Target) -> int:
@@ -25,9 +34,9 @@ def fa2_tangent(plan: KernelPlan, target: Target) -> int:
     beside += ALIGNMENT if beside else 0
     passed = 2 * outer * inner * size if unit == "fma" or outer < ROWS * plan.warps else 0
     if unit == "mfma":  # everything is in registers, and changes its layout piece by piece
-        return (
-            max(max(outer, inner) * max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]) * size, passed) + beside
-        )
+        piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
+        passing = WORD if triton_release() >= PASSED_WIDE else size
+        return max(max(outer, inner) * piece * passing, passed) + beside
     if unit in ("mma", "fma"):
         return kept + max(plan.stages - 1, 1) * streamed + passed + beside
     return kept + plan.stages * streamed + passed + beside + (BARRIERS if unit == "tcgen05" else 0)

@@ -54,6 +54,7 @@ BIASES = [
     ("attention late(i: i32[n], t: f32[m, h]) { scale 1 score s + t[i[k - q], h] }", "bf16", 64, 64, 4096, "sm_90"),
     ("attention seen(t: i16[h, row, k]) { mask k % 3 != 1 score s + t[h, row, k] }", "bf16", 80, 256, 17, "sm_90"),
     ("attention odd(t: bool[b, row]) { mask t[b, row] }", "bf16", 31, 128, 1, "sm_90"),
+    ("attention near(i: i32[b, k], t: i32[m, h]) { mask t[i[b, k], h] > 0 }", "bf16", 96, 96, 17, "sm_90"),
 ]  # fmt: skip
 
 Compiled = Callable[..., Resources]
