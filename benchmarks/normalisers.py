@@ -1,9 +1,11 @@
 """What each normaliser and dropout cost beside plain softmax, causal, on this GPU; each is checked before it is timed.
 
-    python benchmarks/normalisers.py [--out DIR] [--length N] [--rounds N]
+    python benchmarks/normalisers.py [--out DIR] [--length N] [--rounds N] [--only NAME,…] [--algorithm NAME,…]
+        [--forward]
 
-Kernels are timed in turns, medians of rounds, forward and backward; the plain softmax of the same run is what they are
-compared with. Writes normalisers.json where --out says.
+Kernels are compiled side by side first, then timed in turns, medians of rounds, forward and backward; the plain softmax
+of the same run, with the algorithm that the planner chooses, is what they are compared with. Writes normalisers.json
+where --out says.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ import torch
 import triton
 
 import attncc
+from attncc import pipeline
 from attncc.ir import Shape
 from attncc.runtime import check
+from attncc.runtime.cache import Cache
+from attncc.runtime.precompile import Job, Workers
 
 BATCH, HEADS, HEAD_DIM = 1, 16, 128
 SMALL = Shape(1, 4, 2, 515, 515, HEAD_DIM, HEAD_DIM, "bf16")
@@ -44,11 +49,32 @@ SPECS = {  # text, parameters by name for so many heads, least part of the plain
 }  # fmt: skip
 
 
-def faults(name: str) -> tuple[str, ...]:
+def text_of(name: str) -> str:
+    """The spec of a row, NAME or NAME@ALGORITHM where that is pinned."""
+    spec, _, algorithm = name.partition("@")
+    return SPECS[spec][0] + (f" schedule {{ algorithm {algorithm} }}" if algorithm else "")
+
+
+def warm(names: Sequence[str], length: int, passes: Sequence[str]) -> None:
+    """Compile what the rows need, side by side; what fails is told, and fails again where it is called."""
+    workers, shape = Workers(), Shape(BATCH, HEADS, HEADS, length, length, HEAD_DIM, HEAD_DIM, "bf16")
+    major, minor = torch.cuda.get_device_capability()
+    root, target = str(Cache().root), f"sm_{major}{minor}"
+    jobs = {
+        (name, size, direction): workers.submit(Job(text_of(name), {}, size, target, 32, {}, direction, root))
+        for name in names for size in (shape, SMALL) for direction in passes
+    }  # fmt: skip
+    for (name, _, direction), job in jobs.items():
+        if fault := job.exception():
+            print(f"{name} {direction}: {fault}", flush=True)
+    workers.close()
+
+
+def faults(name: str, gradients: bool) -> tuple[str, ...]:
     """What is wrong with a small call and its gradients, by float64."""
-    spec = attncc.compile(SPECS[name][0]).spec
+    spec = attncc.compile(text_of(name)).spec
     run = check.compiled(spec, "cuda")
-    return check.call(spec, run, "cuda", SMALL, "bf16", "contiguous", 0, {"p": 0.1}, True).faults
+    return check.call(spec, run, "cuda", SMALL, "bf16", "contiguous", 0, {"p": 0.1}, gradients).faults
 
 
 def timed(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -68,17 +94,25 @@ def timed(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     return {name: statistics.median(ms) for name, ms in found.items()}
 
 
-def measure(length: int, rounds: int) -> dict[str, Any]:
+def measure(names: Sequence[str], length: int, rounds: int, backwards: bool) -> dict[str, Any]:
     made = [torch.randn(BATCH, HEADS, length, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     q, k, v = (x.requires_grad_() for x in made[:3])
     forward: dict[str, Callable[[], Any]] = {}
     backward: dict[str, Callable[[], Any]] = {}
     wrong = {}
-    for name, (text, params, _) in SPECS.items():
-        wrong[name] = faults(name)
-        attn, given = attncc.compile(text), params(HEADS)
-        forward[name] = partial(attn, *(x.detach() for x in (q, k, v)), **given)
-        backward[name] = partial(torch.autograd.grad, attn(q, k, v, **given), (q, k, v), made[3], retain_graph=True)
+    for name in names:
+        try:
+            wrong[name] = faults(name, backwards)
+            attn, given = attncc.compile(text_of(name)), SPECS[name.partition("@")[0]][1](HEADS)
+            forward[name] = partial(attn, *(x.detach() for x in (q, k, v)), **given)
+            if backwards:
+                out = attn(q, k, v, **given)
+                backward[name] = partial(torch.autograd.grad, out, (q, k, v), made[3], retain_graph=True)
+            forward[name]()
+            torch.cuda.synchronize()
+        except Exception as fault:  # the others are measured all the same
+            wrong[name] = (f"{type(fault).__name__}: {fault}",)
+            forward.pop(name, None), backward.pop(name, None)
         print(f"{name}: {'; '.join(wrong[name]) or 'right'}", flush=True)
     return {"wrong": wrong, "forward_ms": timed(forward, rounds), "backward_ms": timed(backward, rounds)}
 
@@ -88,21 +122,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--length", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", default=",".join(SPECS), help="these rows, beside the plain softmax")
+    parser.add_argument("--algorithm", default="", help="rows with these algorithms pinned too")
+    parser.add_argument("--forward", action="store_true", help="the forward pass alone")
     asked = parser.parse_args()
-    found = measure(asked.length, asked.rounds)
+    pinned = [f"{n}@{a}" for a in asked.algorithm.split(",") if a for n in asked.only.split(",")]
+    names = list(dict.fromkeys(("plain", *asked.only.split(","), *pinned)))
+    warm(names, asked.length, ("forward",) if asked.forward else ("forward", pipeline.BACKWARD))
+    found = measure(names, asked.length, asked.rounds, not asked.forward)
     found |= {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "attncc": attncc.__version__, "length": asked.length, "heads": HEADS, "head_dim": HEAD_DIM,
     }  # fmt: skip
-    products = 4 * BATCH * HEADS * asked.length**2 * HEAD_DIM / 2
-    print(f"{'':12s} forward ms  TFLOP/s  of plain (bar)  backward ms  of plain")
-    for name, (_, _, bar) in SPECS.items():
-        ms, back = found["forward_ms"], found["backward_ms"]
-        print(f"{name:12s} {ms[name]:10.3f} {products / ms[name] / 1e9:8.0f} {ms['plain'] / ms[name]:9.2f} ({bar:.2f})"
-              f" {back[name]:12.3f} {back['plain'] / back[name]:9.2f}")  # fmt: skip
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / "normalisers.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """A line for each row, forward and backward."""
+    products = 4 * BATCH * HEADS * found["length"] ** 2 * HEAD_DIM / 2
+    print(f"{'':16s} forward ms  TFLOP/s  of plain (bar)  backward ms  of plain")
+    for name, ms in found["forward_ms"].items():
+        back, bar = found["backward_ms"], SPECS[name.partition("@")[0]][2]
+        more = f"{back[name]:12.3f} {back['plain'] / back[name]:9.2f}" if name in back else ""
+        part = found["forward_ms"]["plain"] / ms
+        print(f"{name:16s} {ms:10.3f} {products / ms / 1e9:8.0f} {part:9.2f} ({bar:.2f}){more}")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) ->
     """`view` is that of the same plan; the kernel's other values."""
     lines = (*view.program_lines, *view.row_lines)
     names = dict.fromkeys(["b", "h", "h_kv", "row", "q", *(line.partition(" = ")[0] for line in lines)])
+    names |= {"threshold": None} if view.dropout else {}
     consumers, parts = plan.tile_q // CONSUMER_ROWS, zip(view.k_parts, view.v_parts, strict=False)
     own = plan.max_registers - (VECTORS if plan.classed else 0)
     left = REGISTERS_SM // GROUP_THREADS - consumers * own

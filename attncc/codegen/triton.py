@@ -94,7 +94,7 @@ class KernelView:
     own_lines: tuple[str, ...]  # what the walk over tiles reads of the tile's own rows
     key_lines: tuple[str, ...]
     score_lines: tuple[str, ...]
-    scale_first: bool  # the scale is applied to s itself, not folded into the exponential's
+    scale_first: bool  # the scale is applied before scores and masks, not with the weights
     scores: tuple[str, ...]
     shift: str  # what a row adds to all scores of a tile, kept out of them
     weight_lines: tuple[str, ...]
@@ -216,8 +216,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
-    folds = rule.has_lse and not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
-    scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds else "")
+    folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
+    scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds and rule.has_lse else "")
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide, check = plan.int_bits == 64, dense_check(prepared(spec), names)

@@ -20,7 +20,7 @@ WARPS_GROUP = 4
 NARROWEST = 64
 WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp group's registers
 POSITIONS = frozenset(("q", "k", "row"))
-SOFTMAX = ("online", "sink", "off_by_one")
+SOFTMAX = ("online", "sink", "off_by_one", "sigmoid", "relu", "none", "custom")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
 
 
@@ -43,8 +43,6 @@ SCHEDULES = (
 
 def unfit(spec: AttentionSpec) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can."""
-    if spec.dropout is not None:
-        return "fa3 does not know dropout"
     if spec.softmax.policy not in SOFTMAX:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:
