@@ -1,10 +1,12 @@
 """How a policy of `softmax` makes a row's scores into weights, as data that every template and pass reads.
 
-Two kinds are built. Of the exponential kind a weight is exp(s - lse), divided by the row's sum: it needs the row's lse,
-in both passes. Of the other kind a weight is a function of its own score, and nothing of the row is known or kept:
-sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention"),
-relu(s)^n / k_len (Wortsman et al. 2023, "Replacing softmax with ReLU in Vision Transformers"), s itself (Sun et al.
-2023, "Retentive Network"), or the spec's own expression.
+Three kinds are built. Of the exponential kind a weight is exp(s - lse), divided by the row's sum: it needs the row's
+lse, in both passes. Of the sparse kind it is max((alpha - 1) s - t, 0)^(1 / (alpha - 1)), and needs the row's threshold
+t, at which the weights add up to 1 (Martins and Astudillo 2016, "From Softmax to Sparsemax"; Peters et al. 2019,
+"Sparse Sequence-to-Sequence Models"). Of the other kind a weight is a function of its own score, and nothing of the row is
+known or kept: sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid
+Self-Attention"), relu(s)^n / k_len (Wortsman et al. 2023, "Replacing softmax with ReLU in Vision Transformers"), s
+itself (Sun et al. 2023, "Retentive Network"), or the spec's own expression.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from attncc.ir import NONE, SUM, AttentionSpec, Const, Expr, Op, Read, Var, chil
 
 S = Var("s", "float")
 ZERO = Const(0.0)
+SPARSE = ("sparsemax", "entmax")
 EXPONENTIAL = ("online", "two_pass", "sink", "off_by_one", "unified")
 
 
 @dataclass(frozen=True)
 class Normaliser:
-    """`stages` turn a score into its weight, each reading as `s` what the one before gave; None: exp(s - lse).
+    """`stages` turn a score into its weight, each reading as `s` what the one before gave; None: the row's lse or
+    threshold does, this where there is an `alpha`.
 
     `sink` is one more score of the row, without a value; `fixed` is what the exponentials are to be relative to, in
     place of a maximum (Hong et al. 2023, "FlashDecoding++"), which the result does not show; `vanishes` says that an
@@ -35,10 +39,16 @@ class Normaliser:
     fixed: Expr | None = None
     vanishes: bool = True
     flat: bool = True
+    alpha: float | None = None
+
+    @property
+    def statistic(self) -> bool:
+        """Whether a row has a number by which its weights are worked out again: its lse, or its threshold."""
+        return self.stages is None
 
     @property
     def has_lse(self) -> bool:
-        return self.stages is None
+        return self.statistic and self.alpha is None
 
 
 def normaliser(spec: AttentionSpec) -> Normaliser:
@@ -47,6 +57,8 @@ def normaliser(spec: AttentionSpec) -> Normaliser:
     if policy in EXPONENTIAL:
         sinks: dict[str, Expr] = {"sink": args[0] if args else ZERO, "off_by_one": ZERO}
         return Normaliser(sink=sinks.get(policy), fixed=args[0] if policy == "unified" else None)
+    if policy in SPARSE:
+        return Normaliser(alpha=float(evaluate(args[0], Env({}))) if args else 2.0)
     if policy == "sigmoid":
         return _of_stages((Op("sigmoid", (Op("+", (S, args[0]), "float"),), "float"),))
     if policy == "relu":

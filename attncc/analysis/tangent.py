@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.analysis.derivative import add, derivative, multiply, variables
+from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Expr, Param, Read, Var
 
 S = Var("s", "float")
@@ -36,7 +37,9 @@ def dual(spec: AttentionSpec) -> AttentionSpec:
 
 def unbuilt(spec: AttentionSpec) -> list[str]:
     """What of a spec has no tangent yet, in words."""
-    return [*(["dropout"] if spec.dropout is not None else []), *(["packed sequences"] if spec.ragged else [])]
+    sparse = [f"softmax {spec.softmax.policy}"] if normaliser(spec).alpha is not None else []
+    dropout = ["dropout"] if spec.dropout is not None else []
+    return [*sparse, *dropout, *(["packed sequences"] if spec.ragged else [])]
 
 
 def tangent(e: Expr, spec: AttentionSpec) -> Expr:

@@ -39,6 +39,7 @@ class CpuView:
     ranges: list[str]
     start: list[str]
     stages: list[str]
+    alpha: float | None  # of sparse weights
     tile_class: list[str]
     pair: list[str]  # for each tile of keys
     mask: list[str]  # for those that are masked
@@ -71,6 +72,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
     dropout = "" if spec.dropout is None else tiles.text(spec.dropout, [])
     helpers = {"copy", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers |= {"Threshold"} if tiles.normaliser.alpha is not None else set()
     return CpuView(
         comment=[
             *comment(text),
@@ -78,7 +80,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         softmax=policy(tiles.normaliser),
-        lse_words="lse [B, H, Q], natural logarithm" if tiles.normaliser.has_lse else "no lse (it is empty)",
+        lse_words=lse_words(tiles.normaliser),
         helpers=in_order(helpers),
         signature=", ".join(["q", "k", "v", *launch.starts(spec), *_arguments(spec, spelled)]),
         ragged=spec.ragged,
@@ -95,6 +97,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         ranges=ranges.lines,
         start=start,
         stages=stages,
+        alpha=tiles.normaliser.alpha,
         tile_class=ranges.tile_class,
         pair=pair,
         mask=mask,
@@ -109,9 +112,16 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     )
 
 
+def lse_words(normaliser: Normaliser) -> str:
+    """What a forward pass returns beside out."""
+    if normaliser.alpha is not None:
+        return "threshold [B, H, Q] (inf for a row that sees nothing)"
+    return "lse [B, H, Q], natural logarithm" if normaliser.has_lse else "no lse (it is empty)"
+
+
 def policy(normaliser: Normaliser) -> str:
     """Whose macros make the weights: templates/*/softmax_NAME.jinja."""
-    return "online" if normaliser.has_lse else "weights"
+    return "sparse" if normaliser.alpha is not None else "online" if normaliser.has_lse else "weights"
 
 
 def uses(spec: AttentionSpec) -> frozenset[str]:

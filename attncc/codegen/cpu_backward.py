@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, multiply, variables
+from attncc.analysis.normaliser import Normaliser
 from attncc.codegen import launch
 from attncc.codegen.cpu import policy, uses
 from attncc.codegen.cpu_lower import BACKWARD, CpuLowering, is_tensor, of_dtype, prepared
@@ -60,6 +61,9 @@ class CpuBackwardView:
     weight: list[str]  # parameters of the weight, then dp by the unweighted p
     weighted: str  # the name of weight * p
     dropout: str  # the probability
+    alpha: float | None  # of sparse weights
+    powers: tuple[str, str]  # of what lies above the threshold, and then of that: the weight, and its slope
+    gained: str  # dp, weighted
     chain: list[str]  # back through the scores, parameters on the way
     sink: list[str]  # for each tile of rows
     scaling: list[str]
@@ -98,6 +102,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     mask = low.masks()
     ranges, check = ranges_of(spec, visits, low), dense_check(spec, spelled)
     made = [(name, _shape(p, spelled), p.name, _typed(name, p, spelled)) for p, name in gradients.buffers.items()]
+    helpers = {"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers |= {"Mean"} if low.normaliser.alpha is not None else set()
     inputs = ", ".join(["Q", "K", "V", *(spelled[p.name] for p in spec.params)])
     at = {p.name: 3 + i for i, p in enumerate(spec.params)}
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
@@ -108,7 +114,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             f"# backward · cpu · tile {plan.tile_q} × {plan.tile_k} · deterministic · memory linear in length",
             *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
-        helpers=in_order({"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}),
+        helpers=in_order(helpers),
         own_helpers=["finite", *(h for h in ("add", "add_at") if h in gradients.helpers)],
         signature=_signature(spec, spelled), ragged=spec.ragged,
         starts="".join(f", {name}={name}" for name in launch.starts(spec)),
@@ -118,7 +124,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         uses=uses(spec), scale=scale, is_masked=ranges.is_masked, call=free_axes(spec, spelled),
         summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, tile_class=ranges.tile_class,
         softmax=policy(low.normaliser), dropout="" if spec.dropout is None else low.text(spec.dropout, []),
-        lse_words="lse and its\n    d_lse [B, H, Q], or None" if low.normaliser.has_lse else "no lse",
+        lse_words=_lse_words(low.normaliser),
+        alpha=low.normaliser.alpha, powers=_powers(low.normaliser.alpha), gained=gradients.gained,
         pair=pair, mask=mask, stages=stages, weight=weight, weighted="weighted" if spec.weight is not None else "p",
         chain=[*through, *chain],
         sink=sink, scaling=scaling, gradients=made,
@@ -134,6 +141,7 @@ class Gradients:
     def __init__(self, low: CpuLowering) -> None:
         self.low, self.spec = low, low.spec
         self.helpers: set[str] = set()
+        self.gained = "dp"
         self.buffers = {
             p: low.free.fresh(f"d_{low.spelled[p.name]}")
             for p in self.spec.params
@@ -173,6 +181,7 @@ class Gradients:
         lines = [self._give(p, at, given, d, pair, "p") for p, at, d in self._all(e)]
         text = self.low.number(e, pair)
         both = ("weighted", "p"), ("dp", "dp")
+        self.gained = f"dp * ({text})"
         without = "p == 0" if self.low.normaliser.has_lse else "excluded"
         if lines:  # what v holds at an excluded pair reaches no parameter
             lines.insert(0, f"dp = torch.where({without}, 0.0, dp)")
@@ -252,6 +261,20 @@ class Gradients:
         if where:
             return f"add({buffer}[{where}], {text})"
         return f"add_at({buffer}, {text}, {', '.join(map(self.low.printer, at.indices))})"
+
+
+def _lse_words(rule: Normaliser) -> str:
+    if rule.alpha is not None:
+        return "the\n    thresholds of forward in place of an lse [B, H, Q]"
+    return "lse and its\n    d_lse [B, H, Q], or None" if rule.has_lse else "no lse"
+
+
+def _powers(alpha: float | None) -> tuple[str, str]:
+    """max(x - t, 0)^(1 / (alpha - 1)) is p, whose slope by the score is p^(2 - alpha)."""
+    if alpha is None:
+        return "", ""
+    slope = {2.0: ".pow(0)", 1.5: ".sqrt()"}.get(alpha, f".pow({2 - alpha!r})")
+    return {2.0: "", 1.5: ".square_()"}.get(alpha, f".pow_({1 / (alpha - 1)!r})"), slope
 
 
 def _functions(e: Expr) -> Iterator[Op]:

@@ -63,7 +63,7 @@ def reserved() -> frozenset[str]:
         text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", whole, flags=re.DOTALL)
         text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
         if path.name.endswith("helpers.jinja"):  # what a helper calls its arguments is nobody else's concern
-            text = " ".join(re.findall(r"def (\w+)", text))
+            text = " ".join(re.findall(r"(?:def|class) (\w+)", text))
         found.update(re.findall(r"[A-Za-z_]\w*", text))
     return frozenset(found | tagged | {f"{name}_{i}" for name in tagged for i in range(MOST_PARTS)})
 

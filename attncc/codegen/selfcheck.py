@@ -12,7 +12,8 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
 HELPER_ORDER = (
-    "copy", "not_finite", "survivors", "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
+    "copy", "not_finite", "sparse", "Threshold", "Mean", "survivors",
+    "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
     "where", "floor", "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh",
     "sigmoid", "sqrt",
 )  # fmt: skip
@@ -20,6 +21,9 @@ BARE = {
     "copy",
     "not_finite",
     "survivors",
+    "sparse",
+    "Threshold",
+    "Mean",
     "tensor",
     "real",
     "read",
@@ -46,7 +50,8 @@ class DenseCheck:
     names: str  # ", NAME" for each parameter
     parts: str  # the same for one of packed sequences
     position: str
-    has_lse: bool
+    has_lse: bool  # or the threshold of a sparse normaliser, in its place
+    differentiable: bool  # of that
     lines: list[str]  # to want and want_lse
     helpers: frozenset[str]  # functions of cpu/helpers.jinja that the lines call
 
@@ -59,12 +64,17 @@ def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
         samples=[f"{spelled[p.name]} = {_sample(spec, p)}" for p in spec.params],
         arguments="".join(f", {spelled[p.name]}={spelled[p.name]}" for p in spec.params)
         + (f", seed={SEED}" if spec.dropout is not None else ""),
-        has_lse=low.normaliser.has_lse,
+        has_lse=low.normaliser.statistic,
+        differentiable=low.normaliser.has_lse,
         names="".join(f", {spelled[p.name]}" for p in spec.params),
         parts="".join(f", {of_sequence(spec, p, spelled[p.name])}" for p in spec.params),
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
         lines=lines,
-        helpers=frozenset(low.printer.helpers | ({"survivors"} if spec.dropout is not None else set())),
+        helpers=frozenset(
+            low.printer.helpers
+            | ({"survivors"} if spec.dropout is not None else set())
+            | ({"sparse"} if low.normaliser.alpha is not None else set())
+        ),
     )
 
 
@@ -127,6 +137,8 @@ def _dropped(low: CpuLowering) -> list[str]:
 
 
 def _exponential(low: CpuLowering) -> list[str]:
+    if low.normaliser.alpha is not None:
+        return [f"p, want_lse = sparse(s, {low.normaliser.alpha!r})"]
     sink = None if low.sink is None else low.number(low.sink, low.row)
     lse = "torch.logsumexp(s, -1, keepdim=True)"
     return [

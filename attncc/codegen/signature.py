@@ -46,7 +46,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     pointer = "*" + POINTEES[plan.dtype]
     integer = f"i{plan.int_bits}"
     made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(spec, plan, pointer)
-    if normaliser(spec).has_lse:
+    if normaliser(spec).statistic:
         made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
     for name, type_, value in SCRATCH.get(plan.algorithm, ()):
         if name not in ("Maxima", "Totals") or normaliser(spec).has_lse:

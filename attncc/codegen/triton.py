@@ -26,6 +26,7 @@ from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
+from attncc.codegen.sparse import SparseView, sparse_view
 from attncc.codegen.tables import tables_of
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits, conjuncts, tensors
 
@@ -36,7 +37,7 @@ SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 
 REFERENCES = {  # of exponentials
     "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
-    "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
+    "threshold": "a threshold, found first", "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
 }  # fmt: skip
 LANGUAGE = {"fa3": "gl"}  # what kernels call the module of their language; else tl
 SKELETONS = {"standard": "triton/standard_forward.py.jinja", "fa1": "triton/fa1_forward.py.jinja",
@@ -58,7 +59,7 @@ class KernelView:
     banner: tuple[str, ...]
     docstring: str
     softmax: str
-    has_lse: bool
+    has_lse: bool  # or a threshold in its place
     kv: str
     seq: str
     align: str
@@ -84,6 +85,7 @@ class KernelView:
     position_close: str
     dot_options: str
     unit: str
+    sparse: SparseView | None
     sink: str
     fixed: str  # a given reference of the exponentials
     weighing_lines: tuple[str, ...]
@@ -156,7 +158,7 @@ def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> 
     stages = f"{plan.stages} stage{'s' if plan.stages > 1 else ''}"
     means = "TMA" if plan.loads == "descriptor" else "pointers"
     reference = REFERENCES[plan.reference]
-    weights = reference if normaliser(spec).has_lse else "weights of the scores alone"
+    weights = reference if normaliser(spec).statistic else "weights of the scores alone"
     made, checked = launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"
     return (
         *comment(text),
@@ -217,13 +219,15 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
-    scale_line = f"scale = {scale_text}" + (" * LOG2E" if folds and rule.has_lse else "")
+    sparse = sparse_view(rule, plan.dtype)
+    unit = sparse.factor if sparse else "LOG2E" if rule.has_lse else ""
+    scale_line = f"scale = {scale_text}" + (f" * {unit}" if folds and unit else "")
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide, check = plan.int_bits == 64, dense_check(prepared(spec), names)
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(spec, plan, rule.has_lse),
-        softmax=policy(rule), has_lse=rule.has_lse, kv=plan.loads, seq="ragged" if spec.ragged else "fixed",
+        softmax=policy(rule), has_lse=rule.statistic, kv=plan.loads, seq="ragged" if spec.ragged else "fixed",
         align=spec.align, together=plan.together,
         other_file=launch.file_name(spec.name, replace(plan, any_stride=True)),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
@@ -235,7 +239,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "",
         position_open="(" if wide else "", position_close=f").to({language}.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
-        unit="scale" if folds else "LOG2E", sink=sink,
+        unit="scale" if folds else unit, sparse=sparse, sink=sink,
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
         program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines,

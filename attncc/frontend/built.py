@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-SOFTMAX = frozenset(("online", "two_pass", "unified", "sink", "off_by_one", "sigmoid", "relu", "none", "custom"))
+SOFTMAX = frozenset(
+    ("online", "two_pass", "unified", "sink", "off_by_one", "sigmoid", "relu", "none", "custom", "sparsemax", "entmax")
+)
 LAYOUT = {"q": frozenset(("dense", "ragged")), "kv": frozenset(("dense", "ragged")), "v": frozenset(("",))}
 QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory
 INPUTS = frozenset(("bf16", "f16", "f32"))

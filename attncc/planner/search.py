@@ -197,6 +197,7 @@ def references(
         return ("two_pass" if spec.softmax.policy == "two_pass" else "running",)
     apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse
     given = {"two_pass": "two_pass", "unified": "fixed" if dtype != "f16" else "running"}.get(spec.softmax.policy)
+    given = "threshold" if normaliser(spec).alpha is not None else given
     if given and target.is_gpu:  # f16 has no room for weights relative to anything but a maximum
         return (given,)
     return efficiency.references(target) if apt else ("running",)

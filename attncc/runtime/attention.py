@@ -44,7 +44,8 @@ class Attention:
         self.target = target
         self.text = frontend.canonical(self.spec)  # with the constants baked in
         self.kernels = Kernels(parsed, self.consts, self.text, tuned)
-        self.has_lse = normaliser(self.spec).has_lse
+        rule = normaliser(self.spec)
+        self.has_lse, self.statistic = rule.has_lse, rule.statistic
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
@@ -110,7 +111,8 @@ class Attention:
         gradient that the spec does not give among them.
         """
         if return_lse and not self.has_lse:
-            raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} divides by no sum, and has no lse")
+            why = "has a threshold in place of an lse" if self.statistic else "divides by no sum, and has no lse"
+            raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
         out, lse = self.both(q, k, v, given, validate)
         return (out, lse) if return_lse else out
 

@@ -27,12 +27,15 @@ from attncc.runtime.check_gradients import Errors, Once, gradient_errors
 from attncc.runtime.check_tangents import tangent_errors
 from attncc.runtime.draw import DTYPES, Draw
 from attncc.runtime.reference import (
+    alpha_of,
+    chosen,
     environment,
     evaluate,
     has_lse,
     keep_mask,
     reference,
     scores,
+    sparse,
     undivided,
     weighed,
     weighted_values,
@@ -275,7 +278,10 @@ def unfused(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mappin
     for score in spec.scores:
         s = to(evaluate(score, env.having(s=s)).expand(s.shape))
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -torch.inf)
-    if has_lse(spec):
+    if (alpha := alpha_of(spec)) is not None:
+        p = to(sparse(torch.where(keep, s, -torch.inf), alpha)[0])
+        keep = chosen(spec, p, keep)
+    elif has_lse(spec):
         _, lse = reference(spec, q, k, v, params)
         p = torch.where(keep, to(torch.exp(s - lse[..., None])), 0.0)
     else:

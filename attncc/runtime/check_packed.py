@@ -43,7 +43,7 @@ def packed(attention: Attention) -> Callable[..., tuple[Tensor, Tensor]]:
         out, lse = attention.packed.both(packed_q, packed_k, packed_v, given)
         at = [(int(starts[0][i]), s.rows) for i, s in enumerate(several) if s.wanted]
         outs = torch.stack([out.narrow(0, *span).transpose(0, 1) for span in at])
-        return outs, torch.stack([lse.narrow(1, *span) for span in at]) if attention.has_lse else lse
+        return outs, torch.stack([lse.narrow(1, *span) for span in at]) if attention.statistic else lse
 
     return run
 

@@ -45,7 +45,7 @@ class Call:
 
     @property
     def of_results(self) -> Axes:
-        return (0, 0 if self.attention.has_lse else None)
+        return (0, 0 if self.attention.statistic else None)
 
     def axes(self) -> tuple[Axes, Axes]:
         """Of what goes in and of what comes out."""

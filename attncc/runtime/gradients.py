@@ -18,12 +18,15 @@ from torch.autograd import forward_ad
 from attncc.ir import AttentionSpec
 from attncc.runtime.reference import (
     Env,
+    alpha_of,
+    chosen,
     environment,
     evaluate,
     has_lse,
     keep_mask,
     reference,
     sink_of,
+    sparse,
     undivided,
     weighed,
     weighted_values,
@@ -97,6 +100,8 @@ def differences(
         given = {n: x for n, x in moved.items() if n not in ("q", "k", "v")}
         out, lse = reference(spec, moved["q"], moved["k"], moved["v"], given)
         total = (out * d_out.to("cpu", torch.float64)).sum()
+        if not has_lse(spec):
+            return float(total)
         return float(total + torch.where(lse.isfinite(), lse, 0.0).mul(d_lse.to("cpu", torch.float64)).sum())
 
     return {name: (loss(name, step) - loss(name, -step)) / (2 * step) for name in directions}
@@ -127,6 +132,24 @@ def tangents(
     lse_t = torch.where(lse.isfinite(), lse_t, 0.0)
     summed = summed + (lse_t[..., None] * out).abs().sum()
     return Gradients({"out": out_t, "lse": lse_t}, {"out": float(summed), "lse": float(flat.sum() + lse_t.abs().sum())})
+
+
+class _Sparse(torch.autograd.Function):
+    """Sparse weights; their Jacobian is diag(u) - u u' / sum(u) with u = p^(2 - alpha) where p > 0 (Peters et al. 2019,
+    "Sparse Sequence-to-Sequence Models", proposition 1)."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, alpha: float) -> Tensor:
+        p, _ = sparse(s, alpha)
+        ctx.save_for_backward(torch.where(p > 0, p ** (2 - alpha), 0.0))
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (u,) = ctx.saved_tensors
+        total = u.sum(-1, keepdim=True)
+        mean = (u * gradient).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
+        return u * (gradient - mean), None
 
 
 class Rounded(torch.autograd.Function):
@@ -166,7 +189,7 @@ def dense(
         s = to(evaluate(score, env.having(s=s)).expand(product.shape))
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
     e, lse = _weights(spec, env, s, keep)
-    p = to(e)
+    p, keep = to(e), chosen(spec, e, keep)
     if spec.weight is not None or spec.dropout is not None:
         p = to(weighed(spec, p, keep, env, params))
     return to(weighted_values(p, v, keep)), lse, scaled, s, p
@@ -174,6 +197,9 @@ def dense(
 
 def _weights(spec: AttentionSpec, env: Env, s: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and lse, without anything that autograd cannot pass through."""
+    if (alpha := alpha_of(spec)) is not None:
+        shown = torch.where(keep, s, -math.inf)
+        return _Sparse.apply(shown, alpha), sparse(shown.detach(), alpha)[1]
     if not has_lse(spec):
         return torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0), s.new_empty(0)
     sink = sink_of(spec)

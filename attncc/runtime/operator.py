@@ -67,7 +67,7 @@ def _shapes(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     rows: tuple[Any, ...] = (0,)
-    if attention_of(spec, target).has_lse:  # [B, H, Q], or [H, total_q] of packed sequences
+    if attention_of(spec, target).statistic:  # [B, H, Q], or [H, total_q] of packed sequences
         rows = tuple(q.shape[:-1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows, dtype=dtype)
 

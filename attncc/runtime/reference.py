@@ -19,7 +19,7 @@ from attncc.ir import NONE, AttentionSpec, Const, Expr, Read, Var, children, con
 from attncc.runtime.dropout import survivors
 
 WORD = 32  # bits in one element of a `bit` tensor's storage
-WITHOUT_LSE = ("sigmoid", "relu", "none", "custom")
+WITHOUT_LSE = ("sigmoid", "relu", "none", "custom", "sparsemax", "entmax")
 DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
@@ -190,8 +190,33 @@ def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     return s
 
 
+def sparse(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Weights max((alpha - 1) s - t, 0)^(1 / (alpha - 1)) of scores [..., K], excluded ones -inf, and the threshold t
+    [...] at which they add up to 1, by bisection; +inf for a row that sees nothing."""
+    x, power = (alpha - 1) * s, 1 / (alpha - 1)
+    top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -math.inf)
+    low, high = top - 1, top
+    for _ in range(80):
+        middle = (low + high) / 2
+        enough = ((x - middle).clamp(min=0) ** power).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    t = torch.where(top == -math.inf, math.inf, low)
+    return torch.where(s == -math.inf, 0.0, (x - t).clamp(min=0) ** power), t[..., 0]
+
+
+def alpha_of(spec: AttentionSpec) -> float | None:
+    """That of a sparse policy, None for the others."""
+    policy = spec.softmax.policy
+    if policy == "entmax":
+        return float(evaluate(spec.softmax.args[0], Env({}, {}, {})))
+    return 2.0 if policy == "sparsemax" else None
+
+
 def normalised(spec: AttentionSpec, s: Tensor, env: Env) -> tuple[Tensor, Tensor]:
-    """Weights [B, H, Q, K] of scores, excluded ones -inf, and lse [B, H, Q]; empty for a policy that has none."""
+    """Weights [B, H, Q, K] of scores, excluded ones -inf, and what is kept of a row, [B, H, Q]: its lse, the threshold
+    of a sparse policy, or nothing."""
+    if (alpha := alpha_of(spec)) is not None:
+        return sparse(s, alpha)
     if not has_lse(spec):
         return torch.where(s == -math.inf, 0.0, undivided(spec, s, env)), s.new_empty(0)
     sink = sink_of(spec)
@@ -210,7 +235,7 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already, given in
     `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
     exp(sink)); a row that sees nothing gives 0, its lse is -inf or the sink. A policy without an
-    lse gives an empty one, and its own weights.
+    lse gives an empty one, and its own weights; a sparse one its thresholds, +inf where a row sees nothing.
     """
     spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
     env = environment(spec, q, k, params)
@@ -218,8 +243,13 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     keep = keep_mask(spec, env, tuple(s.shape))
     s = torch.where(keep, s, -math.inf)
     p, lse = normalised(spec, s, env)
-    p = weighed(spec, p, s != -math.inf, env, params)
-    return weighted_values(p, v, s != -math.inf), lse
+    kept = chosen(spec, p, s != -math.inf)
+    return weighted_values(weighed(spec, p, kept, env, params), v, kept), lse
+
+
+def chosen(spec: AttentionSpec, p: Tensor, keep: Tensor) -> Tensor:
+    """The pairs that count: those that are kept, and of a sparse policy those that have a weight."""
+    return keep if alpha_of(spec) is None else keep & (p != 0)
 
 
 def weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, env: Env, params: Mapping[str, Any]) -> Tensor:

@@ -168,10 +168,16 @@ def _check_composed(body: Body, span: Span, context: Context) -> None:
 
 def _check_range(value: Typed, what: str, span: Span, low: float, high: float, context: Context) -> None:
     """A literal argument must lie in [low, high); a run-time one is checked at the call."""
-    inner = value.expr.args[0] if getattr(value.expr, "op", "") == "float" else value.expr  # type: ignore[union-attr]
-    number = getattr(inner, "value", None)
+    number = _number(value)
     if number is not None and not low <= number < high:
         context.report.error("E505", span, f"{what} is {number}; it must lie in [{low:g}, {high:g})")
+
+
+def _number(value: Typed) -> float | None:
+    """A literal, or None."""
+    inner = value.expr.args[0] if getattr(value.expr, "op", "") == "float" else value.expr  # type: ignore[union-attr]
+    number: float | None = getattr(inner, "value", None)
+    return number
 
 
 def _align(tree: Tree, body: Body, context: Context) -> None:
@@ -231,8 +237,19 @@ def _argument(policy: str, arg: Tree, context: Context) -> Typed | None:
         return value_int
     result = _want(value, "float", what, span, context)
     if policy == "entmax" and result is not None:
-        _check_range(result, "alpha", span, 1.0, 64.0, context)
+        return result if _is_alpha(result, span, context) else None
     return result
+
+
+def _is_alpha(value: Typed, span: Span, context: Context) -> bool:
+    """A number in its range: 1 is softmax itself, and beyond 2 a weight's slope has no bound where it begins."""
+    alpha, hint = _number(value), "1.5 and 2, which is sparsemax, are usual"
+    if alpha is None:
+        context.report.error("E504", span, "alpha is baked into the kernel, and is no number here", hint)
+    elif not 1.0 < alpha <= 2.0:
+        hint = "softmax online is what alpha = 1 means" if alpha == 1.0 else hint
+        context.report.error("E505", span, f"alpha is {alpha:g}; it must be above 1 and at most 2", hint)
+    return alpha is not None and 1.0 < alpha <= 2.0
 
 
 def _custom_value(label: str, node: Node, context: Context) -> Typed | None:

@@ -1,0 +1,44 @@
+"""The arithmetic of sparse weights in Triton: finished texts for templates/triton/softmax_sparse.jinja and the backward pass.
+
+With `above` = max((alpha - 1) s - threshold, 0) and power = 1 / (alpha - 1) a weight is above^power, whose slope by the
+threshold is -power above^(power - 1) and by the score p^(2 - alpha), which is the same above^(power - 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.analysis.normaliser import Normaliser
+
+
+NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # 16 bits round more than that: 2e-3, 1e-3
+
+
+@dataclass(frozen=True)
+class SparseView:
+    factor: str  # of the scores
+    power: str
+    weight: str  # from `above`
+    slope: str
+    shortened: str  # total^(1 - 1 / power): what Newton's step of the norm leaves of a total
+    near: str  # a step of the threshold after which the next one is worth the output
+    precision: str  # how far from 1 the weights of a row may add up
+    quadratic: bool  # weights are squares: on a known support the threshold solves an equation of second degree
+
+
+def sparse_view(rule: Normaliser, dtype: str) -> SparseView | None:
+    """None for a normaliser that is not sparse. Sixteen bits round each weight by more than what they add up to shows."""
+    if rule.alpha is None:
+        return None
+    power = 1 / (rule.alpha - 1)
+    weight, slope = {
+        2.0: ("above", "tl.where(above > 0, 1.0, 0.0)"),
+        1.5: ("above * above", "above"),
+    }.get(rule.alpha, (_power("above", power), _power("above", power - 1)))
+    shortened = {2.0: "1.0", 1.5: "tl.sqrt(total)"}.get(rule.alpha, _power("total", 1 - 1 / power))
+    return SparseView(repr(rule.alpha - 1), repr(power), weight, slope, shortened, NEAR.get(dtype, "2e-3"), PRECISION.get(dtype, "1e-3"), rule.alpha == 1.5)
+
+
+def _power(base: str, exponent: float) -> str:
+    """0 stays 0, by way of log2(0) = -inf."""
+    return f"tl.exp2({exponent!r} * tl.log2({base}))"
