@@ -60,14 +60,14 @@ def survivors(seed, threshold, b, h, row, tile, TILE_Q: tl.constexpr, TILE_K: tl
 
 @triton.jit(
     do_not_specialize=[
-        "q_len", "k_len", "b_len", "h_len", "group", "together", "seed", "p_"
+        "q_len", "k_len", "b_len", "h_len", "group", "together", "seed", "p__"
     ],
 )
 def causal_dropout_forward(
     Q, K, V, Out, Lse,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32", seed: "i64",
-    p_: "fp32",
+    p__: "fp32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
     # ---- which rows are mine, and where they stand on the key axis (align end)
@@ -83,7 +83,7 @@ def causal_dropout_forward(
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
     scale = 0.08838834764831845 * LOG2E
-    drop = tl.full([], p_, tl.float32)
+    drop = tl.full([], p__, tl.float32)
     threshold = tl.minimum((drop * 65536.0 + 0.5).to(tl.int32), 65535).to(tl.uint32) << 16
     rescue = 1.0 / (1.0 - drop)
 
@@ -142,7 +142,7 @@ def causal_dropout_forward(
     tl.store(Lse + at, lse, row < q_len)
 
 
-def forward(q, k, v, *, p_=0.1, seed):
+def forward(q, k, v, *, p__=0.1, seed):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
     lse [B, H, Q] in float32 (natural log)."""
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
@@ -159,7 +159,7 @@ def forward(q, k, v, *, p_=0.1, seed):
         TensorDescriptor(v, v.shape, v.stride(), [1, 1, 64, 128]), out, lse,
         *q.stride(),
         q_len, k_len, b_len, h_len, group, together, seed,
-        p_,
+        p__,
         TILE_Q=128, TILE_K=64, num_warps=8, num_stages=2, maxnreg=128,
     )
     return out, lse
@@ -193,8 +193,8 @@ def check():
     kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
     sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
     Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
-    p_ = 0.1
-    out, lse = forward(Q.to(device), K.to(device), V.to(device), p_=p_, seed=1)
+    p__ = 0.1
+    out, lse = forward(Q.to(device), K.to(device), V.to(device), p__=p__, seed=1)
     out, lse = out.cpu(), lse.cpu()
 
     (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64
@@ -207,7 +207,7 @@ def check():
     s.masked_fill_(~keep, -torch.inf)
     want_lse = torch.logsumexp(s, -1, keepdim=True)
     p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))
-    drop = float(p_)
+    drop = float(p__)
     p = torch.where(survivors(1, drop, b, h, row, k), p / (1.0 - drop), 0.0)
     want = p @ V.double().repeat_interleave(group, 1)
     error = ((out - want).norm() / want.norm()).item()

@@ -374,7 +374,7 @@ def forward(q, k, v, *, chunk=8192):
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
     out = q.new_empty((b_len, h_len, q_len, 128))
     lse = q.new_empty((b_len, h_len, q_len), dtype=torch.float32)
-    if not lse.numel():
+    if not out.numel():
         return out, lse
     group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
     together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds

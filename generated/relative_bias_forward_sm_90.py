@@ -58,7 +58,7 @@ def relative_bias_forward(
     q = row + (k_len - q_len)
     d = tl.arange(0, 128).to(tl.int64)
     Q += b * stride_qb + h * stride_qh
-    far = distances // 2
+    far_ = distances // 2
     scale = 1.0
 
     # ---- the key tiles that these rows see
@@ -78,10 +78,10 @@ def relative_bias_forward(
             key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
             s = tl.dot(query, key)
             s = s * scale
-            distance = tl.minimum(tl.maximum(k - q, -far), far)
+            distance = tl.minimum(tl.maximum(k - q, -far_), far_)
             bucket_of_at = tl.load(
-                bucket_of + tl.cast(distance + far, tl.int64) * stride_bucket_of,
-                mask=(0 <= distance + far) & (distance + far < distances),
+                bucket_of + tl.cast(distance + far_, tl.int64) * stride_bucket_of,
+                mask=(0 <= distance + far_) & (distance + far_ < distances),
                 other=0,
             )
             table_h = tl.load(
@@ -184,10 +184,10 @@ def check():
     row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
     q = row + (k_len - q_len)
     distances = bucket_of.shape[0]
-    far = distances // 2
+    far_ = distances // 2
     s = Q.double() @ K.double().repeat_interleave(group, 1).mT * 1.0
-    distance = minimum(maximum(k - q, -far), far)
-    bucket_of_at = read(bucket_of, distance + far).long()
+    distance = minimum(maximum(k - q, -far_), far_)
+    bucket_of_at = read(bucket_of, distance + far_).long()
     table_h = read(table, bucket_of_at, h).to(dtype)
     s = s + table_h
     want_lse = torch.logsumexp(s, -1, keepdim=True)

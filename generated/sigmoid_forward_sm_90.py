@@ -75,11 +75,11 @@ def sigmoid_forward(
             k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
             key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
             s = tl.dot(query, key)
-            s = s * scale
             if masked:
                 keep = (k <= q)
                 s = tl.where(keep, s, float("-inf"))
 
+            s = s * scale
             p = tl.sigmoid(s + shift__h)
             value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 

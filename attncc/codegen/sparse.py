@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from attncc.analysis.normaliser import Normaliser
 
 
+TURNS = 32
 NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # 16 bits round more than that: 2e-3, 1e-3
 
 
@@ -23,6 +24,8 @@ class SparseView:
     shortened: str  # total^(1 - 1 / power): what Newton's step of the norm leaves of a total
     near: str  # a step of the threshold after which the next one is worth the output
     precision: str  # how far from 1 the weights of a row may add up
+    turns: int  # at most
+    careful: int  # what is left of those where an equation's solution gives way to Newton's steps
     quadratic: bool  # weights are squares: on a known support the threshold solves an equation of second degree
 
 
@@ -36,7 +39,7 @@ def sparse_view(rule: Normaliser, dtype: str) -> SparseView | None:
         1.5: ("above * above", "above"),
     }.get(rule.alpha, (_power("above", power), _power("above", power - 1)))
     shortened = {2.0: "1.0", 1.5: "tl.sqrt(total)"}.get(rule.alpha, _power("total", 1 - 1 / power))
-    return SparseView(repr(rule.alpha - 1), repr(power), weight, slope, shortened, NEAR.get(dtype, "2e-3"), PRECISION.get(dtype, "1e-3"), rule.alpha == 1.5)
+    return SparseView(repr(rule.alpha - 1), repr(power), weight, slope, shortened, NEAR.get(dtype, "2e-3"), PRECISION.get(dtype, "1e-3"), TURNS, TURNS - 4, rule.alpha == 1.5)
 
 
 def _power(base: str, exponent: float) -> str:

@@ -108,7 +108,7 @@ def test_without_a_target_it_says_which(program, monkeypatch):
 
 def test_a_wrong_spec_among_right_ones_writes_nothing(program):
     Path("a.attn").write_text("attention a { mask kk }")
-    Path("b.attn").write_text("attention b { softmax sparsemax }")
+    Path("b.attn").write_text("attention b { softmax custom(weight = s, divide = sum) }")
     found = program("build", "causal.attn", "a.attn", "b.attn", "--target", "cpu")
     assert found.status == 1 and not found.out
     assert "a.attn:1:20: error E301" in found.err and "b.attn:1:15: error N101" in found.err

@@ -62,8 +62,7 @@ def test_strides_that_tma_cannot_take_run_another_kernel():
     ("name", "sizes", "words"),
     [
         ("padding", {}, "the mask leaves out keys whose values may be anything"),
-        ("sigmoid", {}, "fa3 does not know softmax sigmoid"),
-        ("causal_dropout", {}, "fa3 does not know dropout"),
+        ("sparsemax", {}, "fa3 does not know softmax sparsemax"),
         ("causal", {"dtype": "f32"}, "fa3 multiplies 16-bit types, not f32"),
         ("causal", {"head_dim": 24}, "fa3 takes head sizes that are multiples of 16"),
         ("causal", {"head_dim": 512, "head_dim_v": 512}, "head size 512"),
