@@ -3,8 +3,8 @@
 Three kinds are built. Of the exponential kind a weight is exp(s - lse), divided by the row's sum: it needs the row's
 lse, in both passes. Of the sparse kind it is max((alpha - 1) s - t, 0)^(1 / (alpha - 1)), and needs the row's threshold
 t, at which the weights add up to 1 (Martins and Astudillo 2016, "From Softmax to Sparsemax"; Peters et al. 2019,
-"Sparse Sequence-to-Sequence Models"). Of the other kind a weight is a function of its own score, and nothing of the row is
-known or kept: sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid
+"Sparse Sequence-to-Sequence Models"). Of the other kind a weight is a function of its own score, and nothing of the row
+is known or kept: sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid
 Self-Attention"), relu(s)^n / k_len (Wortsman et al. 2023, "Replacing softmax with ReLU in Vision Transformers"), s
 itself (Sun et al. 2023, "Retentive Network"), or the spec's own expression.
 """

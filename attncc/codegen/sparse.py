@@ -1,4 +1,4 @@
-"""The arithmetic of sparse weights in Triton: finished texts for templates/triton/softmax_sparse.jinja and the backward pass.
+"""The arithmetic of sparse weights in Triton: finished texts for both passes.
 
 With `above` = max((alpha - 1) s - threshold, 0) and power = 1 / (alpha - 1) a weight is above^power, whose slope by the
 threshold is -power above^(power - 1) and by the score p^(2 - alpha), which is the same above^(power - 1).
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from attncc.analysis.normaliser import Normaliser
 
-
 TURNS = 32
-NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # 16 bits round more than that: 2e-3, 1e-3
+NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # by type; for 16 bits 2e-3 and 1e-3
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class SparseView:
 
 
 def sparse_view(rule: Normaliser, dtype: str) -> SparseView | None:
-    """None for a normaliser that is not sparse. Sixteen bits round each weight by more than what they add up to shows."""
+    """None for a normaliser that is not sparse. What 16 bits round asks for less precision."""
     if rule.alpha is None:
         return None
     power = 1 / (rule.alpha - 1)
@@ -39,7 +38,11 @@ def sparse_view(rule: Normaliser, dtype: str) -> SparseView | None:
         1.5: ("above * above", "above"),
     }.get(rule.alpha, (_power("above", power), _power("above", power - 1)))
     shortened = {2.0: "1.0", 1.5: "tl.sqrt(total)"}.get(rule.alpha, _power("total", 1 - 1 / power))
-    return SparseView(repr(rule.alpha - 1), repr(power), weight, slope, shortened, NEAR.get(dtype, "2e-3"), PRECISION.get(dtype, "1e-3"), TURNS, TURNS - 4, rule.alpha == 1.5)
+    return SparseView(
+        factor=repr(rule.alpha - 1), power=repr(power), weight=weight, slope=slope, shortened=shortened,
+        near=NEAR.get(dtype, "2e-3"), precision=PRECISION.get(dtype, "1e-3"), turns=TURNS, careful=TURNS - 4,
+        quadratic=rule.alpha == 1.5,
+    )  # fmt: skip
 
 
 def _power(base: str, exponent: float) -> str:

@@ -28,7 +28,7 @@ from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, den
 from attncc.codegen.signature import arguments
 from attncc.codegen.sparse import SparseView, sparse_view
 from attncc.codegen.tables import tables_of
-from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Var, Visits, conjuncts, tensors
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits, conjuncts, tensors
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
@@ -218,10 +218,9 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
-    folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
     sparse = sparse_view(rule, plan.dtype)
     unit = sparse.factor if sparse else "LOG2E" if rule.has_lse else ""
-    scale_line = f"scale = {scale_text}" + (f" * {unit}" if folds and unit else "")
+    folds, scale_line = _scale(spec, scale, scale_text, unit)
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
     wide, check = plan.int_bits == 64, dense_check(prepared(spec), names)
@@ -253,6 +252,12 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
     )  # fmt: skip
+
+
+def _scale(spec: AttentionSpec, scale: Expr | None, text: str, unit: str) -> tuple[bool, str]:
+    """Whether the scale can wait until the scores are masked, and its line; what makes them weights then joins it."""
+    folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
+    return folds, f"scale = {text}" + (f" * {unit}" if folds and unit else "")
 
 
 def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], tuple[str, ...], str]:

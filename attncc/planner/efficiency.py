@@ -124,7 +124,8 @@ def register_caps(target: Target) -> tuple[int, ...]:
     return tuple(sorted({0, *(r.max_registers for r in _records("fa2", target))}))
 
 
-UNMEASURED_REFERENCES = {"two_pass": "running", "threshold": "running", "fixed": "first_tile"}  # which measured one they resemble
+# Which measured one they resemble.
+UNMEASURED_REFERENCES = {"two_pass": "running", "threshold": "running", "fixed": "first_tile"}
 
 
 UNMEASURED_AT = 4096  # keys

@@ -190,14 +190,15 @@ def test_negative_query_positions(mask: str, warned: bool) -> None:
 
 def test_not_yet_is_told_all_at_once() -> None:
     text = (
-        "attention x { softmax custom(weight = s, divide = sum) dropout 0.1 }\nprecision { inputs f8e4m3 rotate hadamard scales per_head }\n"
+        "attention x { softmax custom(weight = s, divide = sum) dropout 0.1 }\n"
+        "precision { inputs f8e4m3 rotate hadamard scales per_head }\n"
         "schedule { loop kv_outer }\nschedule gfx942 { algorithm split_kv }\nlayout { q ragged "
         "kv dense, int8(scales = token) }"
     )
     with pytest.raises(SpecError) as caught:
         refuse_unbuilt(parse(text, "n.attn"))
     found = [d.code for d in caught.value.diagnostics]
-    assert found == ["N101", "N105", "N108", "N108", "E708", "E708", "N106", "N103", "N104"]
+    assert found == ["N101", "N105", "N108", "N108", "E708", "N106", "N103", "N104"]
     every = [d for d in caught.value.diagnostics if d.code != "E708"]  # that of fa1 and such weights is for ever
     assert all(d.span is not None and d.message.startswith("not yet: ") for d in every)
     assert "n.attn:1:15: error N101: not yet: weights that are no exponential" in str(caught.value)
@@ -216,7 +217,8 @@ def test_passes() -> None:
 def test_built_things_are_known_things() -> None:
     assert set(POLICIES) >= built.SOFTMAX
     for policy in built.SOFTMAX:
-        argument = {"custom": "(weight = s, divide = none)"}.get(policy, "(1)" if POLICY_ARGUMENTS[policy] else "")
+        given = {"custom": "(weight = s, divide = none)", "entmax": "(1.5)"}
+        argument = given.get(policy, "(1)" if POLICY_ARGUMENTS[policy] else "")
         refuse_unbuilt(parse(f"attention x {{ softmax {policy}{argument} }}"))
     for algorithm in built.ALGORITHMS:
         refuse_unbuilt(parse(f"attention x {{ }} schedule {{ algorithm {algorithm} }}"))
