@@ -198,7 +198,7 @@ def test_not_yet_is_told_all_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         refuse_unbuilt(parse(text, "n.attn"))
     found = [d.code for d in caught.value.diagnostics]
-    assert found == ["N101", "N105", "N108", "N108", "E708", "N106", "N103", "N104"]
+    assert found == ["N101", "N105", "N108", "N108", "E708", "N106", "E708", "N103", "N104"]
     every = [d for d in caught.value.diagnostics if d.code != "E708"]  # that of fa1 and such weights is for ever
     assert all(d.span is not None and d.message.startswith("not yet: ") for d in every)
     assert "n.attn:1:15: error N101: not yet: weights that are no exponential" in str(caught.value)
