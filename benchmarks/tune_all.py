@@ -1,10 +1,11 @@
 """Tune the library's specs on this machine's GPU, and write the table of winners that comes with attncc.
 
-    python benchmarks/tune_all.py [--specs causal,full] [--head-dims 64,128] [--lengths 1024,4096,16384]
-        [--passes forward] [--seconds 25] [--deadline 600] [--out attncc/tuned]
+    python benchmarks/tune_all.py [--specs causal,full] [--head-dims 128,64] [--lengths 1024,8192] [--passes forward]
+        [--candidates 4] [--quick] [--seconds 25] [--deadline 600] [--out attncc/tuned]
 
-Each length is tuned with 16384 rows in all. Of lengths that share a bucket the plan is kept that is nearest to the best
-in all of them. What is not tuned in time, or in an earlier run, stays as the table has it.
+Each length is tuned with 16384 rows in all; of lengths that share a bucket the plan is kept that is nearest to the best
+in all of them. What is named first is tuned first, and written at once: a run may be ended at any time, and what it has
+not tuned stays as the table has it. `--quick` measures shorter, `--candidates` takes the planner's first few plans.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +32,49 @@ from attncc import frontend, pipeline, planner
 from attncc.ir import Shape
 from attncc.runtime import winners
 from attncc.runtime.attention import Attention
+from attncc.runtime.draw import ELEMENTS, Draw
 from attncc.runtime.precompile import Workers
 from attncc.runtime.search import OK, Found
-from attncc.runtime.tune import candidates_of, job_of
-from attncc.runtime.tune_drawn import tune_drawn
+from attncc.runtime.timing import Events
+from attncc.runtime.tune import Contest, job_of, tune
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 16384  # rows of a call, batch times length
 WIDTH = 2048  # columns of a row, heads times head size
+AHEAD = 16  # searches whose plans are being compiled while one is measured
+QUICK = {"span": 10.0, "rounds": 3}
 VALUES = {"window": {"window": 1024}, "streaming": {"first": 4, "window": 1024}, "prefix": {"prefix": 1024},
           "softcap": {"cap": 50.0}, "chunked": {"chunk": 1024}}  # fmt: skip
 
 
-def shapes(head_dim: int, lengths: list[int]) -> Iterator[Shape]:
-    heads = max(1, WIDTH // head_dim)
-    for length in lengths:
-        yield Shape(max(1, TOKENS // length), heads, heads, length, length, head_dim, head_dim, "bf16")
+@dataclass(frozen=True)
+class Task:
+    """One search for each length, of the plans of a bucket."""
+
+    name: str
+    direction: str
+    head_dim: int
+    lengths: tuple[int, ...]
+
+    def shapes(self) -> Iterator[Shape]:
+        heads = max(1, WIDTH // self.head_dim)
+        for n in self.lengths:
+            yield Shape(max(1, TOKENS // n), heads, heads, n, n, self.head_dim, self.head_dim, "bf16")
+
+    def __str__(self) -> str:
+        lengths = ", ".join(map(str, self.lengths))
+        return f"{self.name:18s} {self.direction:8s} D{self.head_dim:<3d} S {lengths}"
+
+
+def tasks(options: argparse.Namespace) -> list[Task]:
+    """In the order in which passes, head sizes and specs were named."""
+    lengths = [int(n) for n in options.lengths.split(",")]
+    buckets: dict[int, list[int]] = {}
+    for n in lengths:
+        buckets.setdefault(planner.bucket_of(Shape(q_len=n)).q_len, []).append(n)
+    return [Task(name, direction, int(d), tuple(several)) for direction in options.passes.split(",")
+            for d in options.head_dims.split(",") for name in options.specs.split(",")
+            for several in buckets.values()]  # fmt: skip
 
 
 def tensors(spec: Any, shape: Shape) -> dict[str, np.ndarray[Any, Any]]:
@@ -57,22 +90,28 @@ def tensors(spec: Any, shape: Shape) -> dict[str, np.ndarray[Any, Any]]:
     return {n: x for n, x in found.items() if len(spec.param(n).axes) == x.ndim}
 
 
-def planned_for(name: str, shape: Shape) -> pipeline.Planned:
-    parsed = frontend.parse((ROOT / "specs" / f"{name}.attn").read_text(encoding="utf-8"))
+def contest(task: Task, target: str, most: int | None) -> Contest:
+    """The plans of a bucket, in the model's order; takes a second, and no GPU."""
+    parsed = frontend.parse((ROOT / "specs" / f"{task.name}.attn").read_text(encoding="utf-8"))
     known = {p.name for p in parsed.spec.params}
-    given = {n: x for n, x in VALUES.get(name, {}).items() if n in known}
+    given = {n: x for n, x in VALUES.get(task.name, {}).items() if n in known}
     consts, values = pipeline.split_values(parsed.spec, given)
-    return pipeline.plan_parsed(parsed, consts, values, shape, winners.target_of(torch.device("cuda", 0)))
+    bucket = planner.bucket_of(next(task.shapes()))
+    made = Contest.of(pipeline.plan_parsed(parsed, consts, values, bucket, target), task.direction)
+    made.candidates = made.candidates[:most]
+    return made
 
 
-def compile_ahead(workers: Workers, todo: list[tuple[str, str, int]], lengths: list[int]) -> None:
-    """All candidates of all searches at once, so that no search waits for its own."""
-    for name, direction, head_dim in todo:
-        for bucket in dict.fromkeys(planner.bucket_of(s) for s in shapes(head_dim, lengths)):
-            planned = planned_for(name, bucket)
-            attention = Attention(planned.parsed, planned.consts)
-            for candidate in candidates_of(planned, direction):
-                workers.submit(job_of(attention, planned, direction, candidate))
+def drawn(spec: Any, shape: Shape, values: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A call: q, k, v, and the parameters by name."""
+    device, params = "cuda", Draw(spec, 0, values).params(shape, "cuda")
+    params |= {n: x for n, x in values.items() if n not in spec.free_axes}
+    for name, array in tensors(spec, shape).items():
+        params[name] = torch.from_numpy(array).to(device, ELEMENTS[spec.param(name).element or ""])
+    size = (shape.batch, shape.heads, shape.q_len, shape.head_dim)  # of all three: shapes() has it so
+    generator = torch.Generator(device).manual_seed(0)
+    qkv = [torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    return qkv, params
 
 
 def nearest(found: list[Found]) -> tuple[dict[str, Any], list[float]] | None:
@@ -80,62 +119,76 @@ def nearest(found: list[Found]) -> tuple[dict[str, Any], list[float]] | None:
     times = [{t.candidate.plan: t.ms for t in f.trials if t.status == OK and t.ms} for f in found if f.best]
     if not times or len(times) < len(found):
         return None
-    both = [p for p in times[0] if all(p in other for other in times)]
-    best = min(both, key=lambda p: sum(t[p] / min(t.values()) for t in times), default=None)
+    if len(found) == 1 and found[0].best is not None:  # who of those that are near one another was chosen
+        best: Any = found[0].best.candidate.plan
+    else:
+        both = [p for p in times[0] if all(p in other for other in times)]
+        best = min(both, key=lambda p: sum(t[p] / min(t.values()) for t in times), default=None)
     return None if best is None else (planner.choices_of(best), [t[best] for t in times])
 
 
-def rows(
-    name: str, direction: str, head_dim: int, lengths: list[int], seconds: float, workers: Workers
-) -> Iterator[Any]:
-    """The table's rows of one spec, pass and head size: one for each bucket."""
-    by_bucket: dict[Shape, list[tuple[Shape, Found]]] = {}
-    for shape in shapes(head_dim, lengths):
-        planned = planned_for(name, shape)
-        made = tune_drawn(planned, tensors(planned.spec, shape), (direction,), False, seconds, workers=workers)
-        found = made.found[direction]
-        by_bucket.setdefault(planner.bucket_of(shape), []).append((shape, found))
-        own, best = found.first and found.first.ms, found.best and found.best.ms
-        gain = f"{own / best:.3f}" if own and best else "-"
-        print(f"{name:20s} {direction:8s} D{head_dim:<4d} S{shape.q_len:<6d} best {best} planner {own} gain {gain} "
-              f"in {found.seconds:.1f} s, thrown out {len(found.thrown_out)}; {found.stopped}", flush=True)  # fmt: skip
-        for trial in found.thrown_out[:2]:
-            print(f"    {trial.status}: {trial.why[:150]}", flush=True)
-        torch.cuda.empty_cache()
+def row(task: Task, contest: Contest, options: argparse.Namespace, workers: Workers) -> dict[str, Any] | None:
+    """The table's row of a task; None where nothing was right."""
+    spec, found = contest.planned.spec, []
+    attention = Attention(contest.planned.parsed, contest.planned.consts)
+    for shape in task.shapes():
+        qkv, params = drawn(spec, shape, dict(contest.planned.values))
+        timer = Events(False, **(QUICK if options.quick else {}))
+        made = tune(attention, *qkv, params, passes=(task.direction,), budget=options.seconds, timer=timer,
+                    workers=workers, contests={task.direction: contest})  # fmt: skip
+        found.append(made.found[task.direction])
+        tell(task, shape, found[-1])
+    torch.cuda.empty_cache()
+    kept = nearest(found)
+    if kept is None:
+        return None
     device = winners.device_of(torch.device("cuda", 0))
-    text = frontend.canonical(planned.spec)
     assert device is not None
-    for bucket, several in by_bucket.items():
-        kept = nearest([f for _, f in several])
-        if kept is not None:
-            where = winners.key(text, device, bucket, direction)
-            yield {
-                "key": winners.row_of(where), "spec": name, "pass": direction, "q_len": bucket.q_len,
-                "head_dim": head_dim, "choices": kept[0],
-                "ms": {str(s.q_len): round(ms, 5) for (s, _), ms in zip(several, kept[1], strict=True)},
-                "planner_ms": {str(s.q_len): f.first and f.first.ms and round(f.first.ms, 5) for s, f in several},
-            }  # fmt: skip
+    bucket = planner.bucket_of(next(task.shapes()))
+    where = winners.key(attention.text, device, bucket, task.direction)
+    return {
+        "key": winners.row_of(where), "spec": task.name, "pass": task.direction, "q_len": bucket.q_len,
+        "head_dim": task.head_dim, "choices": kept[0],
+        "ms": {str(n): round(ms, 5) for n, ms in zip(task.lengths, kept[1], strict=True)},
+        "planner_ms": {str(n): f.first and f.first.ms and round(f.first.ms, 5)
+                       for n, f in zip(task.lengths, found, strict=True)},
+    }  # fmt: skip
+
+
+def tell(task: Task, shape: Shape, found: Found) -> None:
+    own, best = found.first and found.first.ms, found.best and found.best.ms
+    gain = f"{own / best:.3f}" if own and best else "-"
+    measured = sum(t.ms is not None for t in found.trials)
+    print(f"{task} now {shape.q_len}: best {best and round(best, 4)} gain {gain} of {measured} "
+          f"in {found.seconds:.1f} s {found.stopped}", flush=True)  # fmt: skip
+    for trial in found.thrown_out[:3]:
+        print(f"    {trial.status}: {trial.why[:150]}", flush=True)
 
 
 def write(path: Path, device: winners.Device, made: list[Any]) -> None:
+    """The table with these rows in place of its own, all at once: whoever ends this leaves the one or the other."""
     before = json.loads(path.read_text(encoding="utf-8"))["winners"] if path.exists() else []
-    merged = {row["key"]: row for row in (*before, *made)}
-    order = sorted(merged.values(), key=lambda r: (r["spec"], r["pass"], r["head_dim"], r["q_len"]))
+    merged = {r["key"]: r for r in (*before, *made)}
     content = {
         "device": device.name, "capability": device.capability, "driver": device.driver, "torch": torch.__version__,
         "triton": triton.__version__, "attncc": attncc.__version__, "date": datetime.date.today().isoformat(),
-        "winners": order,
+        "winners": sorted(merged.values(), key=lambda r: (r["spec"], r["pass"], r["head_dim"], r["q_len"])),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    staged = path.with_suffix(".tmp")
+    staged.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(staged, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specs", default=",".join(sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))))
-    parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--head-dims", default="128,64,256")
     parser.add_argument("--lengths", default="1024,4096,16384")
     parser.add_argument("--passes", default="forward,backward")
+    parser.add_argument("--candidates", type=int, help="of each search; left out: all")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--processes", type=int, help="that compile; left out: one for each core")
     parser.add_argument("--seconds", type=float, default=25.0, help="for each search")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds after which no search begins")
     parser.add_argument("--out", default=str(ROOT / "attncc" / "tuned"))
@@ -143,26 +196,39 @@ def main() -> None:
     start = time.monotonic()
     device = winners.device_of(torch.device("cuda", 0))
     assert device is not None
-    lengths = [int(n) for n in options.lengths.split(",")]
-    todo = [(name, direction, int(d)) for direction in options.passes.split(",") for name in options.specs.split(",")
-            for d in options.head_dims.split(",")]  # fmt: skip
     path = Path(options.out) / f"{device.name.replace(' ', '_')}.json"
-    made: list[Any] = []
-    workers = Workers()
-    try:
-        compile_ahead(workers, todo, lengths)
-        for one in todo:
-            if time.monotonic() - start > options.deadline:
-                print(f"out of time: {one} and what follows stays as it was", flush=True)
-                break
-            try:
-                made += rows(*one, lengths, options.seconds, workers)
-            except Exception as fault:
-                print(f"{one}: {type(fault).__name__}: {fault}", flush=True)
-            write(path, device, made)
-    finally:
-        workers.close()
+    todo, made, workers = tasks(options), [], Workers(options.processes)
+    plan = partial(contest, target=device.capability, most=options.candidates)
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn")) as pool:
+        planned = [pool.submit(plan, task) for task in todo]
+        begun = 0
+        try:
+            for i, task in enumerate(todo):
+                if time.monotonic() - start > options.deadline:
+                    print(f"out of time: {task} and what follows stay as they were", flush=True)
+                    break
+                try:
+                    for one in planned[begun : i + AHEAD]:
+                        begun += 1
+                        compile_ahead(one, workers)
+                    made += filter(None, [row(task, planned[i].result(), options, workers)])
+                except Exception as fault:
+                    print(f"{task}: {type(fault).__name__}: {fault}", flush=True)
+                write(path, device, made)
+        finally:
+            workers.close()
+            pool.shutdown(cancel_futures=True)
     print(f"{len(made)} winners in {time.monotonic() - start:.0f} s, in {path}")
+
+
+def compile_ahead(planned: Future[Contest], workers: Workers) -> None:
+    """A search asks for the same, and waits for what is not done yet; why there is none is said by the search."""
+    if planned.exception() is not None:
+        return
+    contest = planned.result()
+    attention = Attention(contest.planned.parsed, contest.planned.consts)
+    for candidate in contest.candidates:
+        workers.submit(job_of(attention, contest.planned, contest.direction, candidate))
 
 
 if __name__ == "__main__":

@@ -64,12 +64,14 @@ class Attention:
         return self.spec.name
 
     def tune(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, passes: Sequence[str] | None = None,
-        cold: bool = False, budget: float = BUDGET, tell: Tell | None = None, **given: Any,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: Mapping[str, Any] | None = None, *,
+        passes: Sequence[str] | None = None, cold: bool = False, budget: float = BUDGET, tell: Tell | None = None,
+        **given: Any,
     ) -> Tuning:  # fmt: skip
         """Search for the fastest plan for calls like this one on its GPU, and keep it for good.
 
-        Arguments are those of a call; the winner serves every call of its bucket (docs/tuning.md). `passes` are
+        Arguments are those of a call, parameters by name or, those that are called as an argument here, in the mapping
+        `params`; the winner serves every call of its bucket (docs/tuning.md). `passes` are
         forward and backward; left out: forward, and backward where an argument requires a gradient. `cold` empties the
         GPU's cache before each run, `budget` is the seconds for a pass, `tell` hears (pass, done, all, found).
         Candidates are compared with float64 before they may win; results change by nothing but the plan. TypeError and
@@ -77,7 +79,9 @@ class Attention:
         """
         from attncc.runtime import tune
 
-        found = tune.tune(self, q, k, v, given, passes=passes, cold=cold, budget=budget, tell=tell)
+        found = tune.tune(
+            self, q, k, v, {**(params or {}), **given}, passes=passes, cold=cold, budget=budget, tell=tell
+        )
         for known in (self._ready, self._launchers, self._derived):
             known.clear()
         self.kernels.forget()

@@ -69,11 +69,16 @@ class Workers:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         self._started: list[subprocess.Popen[str]] = []
+        self._jobs: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(count or min(MOST, cores), thread_name_prefix="attncc-compile")
 
     def submit(self, job: Job) -> Future[None]:
-        """Its result is None; it raises RuntimeError with what the process said."""
-        return self._threads.submit(self._run, json.dumps(asdict(job)))
+        """Its result is None; it raises RuntimeError with what the process said. A job is done once if it succeeds."""
+        line = json.dumps(asdict(job), sort_keys=True)
+        known = self._jobs.get(line)
+        if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
+            known = self._jobs[line] = self._threads.submit(self._run, line)
+        return known
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,26 +19,17 @@ from attncc.runtime import arguments, autograd, check, winners
 from attncc.runtime.dropout import seed_of
 from attncc.runtime.precompile import Job, Workers
 from attncc.runtime.search import BUDGET, Found, OutOfMemory, Unsteady, search
+from attncc.runtime.timing import Call, Events, Timer
 
 if TYPE_CHECKING:
     from attncc.runtime.attention import Attention
 
 COMPILING = 0.5  # of the budget, after which what is not compiled is left out
-FLUSHED = 1 << 28  # bytes written to empty the GPU's cache before a run; no L2 is larger
 ALIKE = 4  # roundings by which a candidate may be off the first right one, as a part of the norm
 JUDGED = {"heads": 4, "kv_heads": 2, "q_len": 300, "k_len": 530}  # the call that is compared with float64
 SEED = 1
 
-Call = Callable[[], Any]
 Tell = Callable[[str, int, int, Found], None]
-
-
-class Timer(Protocol):
-    """Milliseconds of calls on a device."""
-
-    def time(self, call: Call) -> float: ...
-
-    def in_turns(self, calls: Sequence[Call]) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True)
@@ -70,9 +60,11 @@ def _summary(found: Found) -> dict[str, Any]:
 def tune(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], *,
     passes: Sequence[str] | None = None, cold: bool = False, budget: float = BUDGET, tell: Tell | None = None,
-    timer: Timer | None = None, workers: Workers | None = None,
+    timer: Timer | None = None, workers: Workers | None = None, contests: Mapping[str, Contest] | None = None,
 ) -> Tuning:  # fmt: skip
-    """See Attention.tune. `timer` stands in for the device's own events, `workers` compile and are left running."""
+    """See Attention.tune. `timer` stands in for the device's own events, `workers` compile and are left running.
+
+    `contests`, by pass, are those of an earlier search of the same bucket."""
     arguments.check_names(attention.spec, given)
     if attention.spec.dropout is not None:  # equal calls shall give equal bits
         given = {**given, "seed": given.get("seed") or SEED}
@@ -96,9 +88,10 @@ def tune(
     own = workers or Workers()
     try:
         for name in passes:
-            subject = OnDevice(call, name, timer or Events(cold), budget, own)
+            contest = contests[name] if contests is not None else Contest.of(call.planned, name)
+            subject = OnDevice(call, contest, timer or Events(cold), budget, own)
             hear = None if tell is None else lambda done, whole, f, name=name: tell(name, done, whole, f)
-            found[name] = search(subject.candidates, subject, budget=budget, tell=hear)
+            found[name] = search(contest.candidates, subject, budget=budget, tell=hear)
             _keep(call, device, name, found[name])
             if found[name].interrupted:
                 break
@@ -151,6 +144,22 @@ class Measured:
         return pipeline.plan_parsed(a.parsed, a.consts, {}, planner.bucket_of(self.shape), target)
 
 
+@dataclass
+class Contest:
+    """The plans of a pass that compete for a bucket, the planner's choice first, and what is known of them already."""
+
+    planned: pipeline.Planned
+    direction: str
+    candidates: tuple[Candidate, ...]
+    right: dict[str, Any] = field(default_factory=dict)  # results of the small call, in float64
+    faults: dict[Candidate, Sequence[str]] = field(default_factory=dict)  # of plans that were compared with them
+
+    @classmethod
+    def of(cls, planned: pipeline.Planned, direction: str) -> Contest:
+        """`planned` is the model's plan of the forward pass, as if nothing had been measured."""
+        return cls(planned, direction, candidates_of(planned, direction))
+
+
 def candidates_of(planned: pipeline.Planned, direction: str) -> tuple[Candidate, ...]:
     """What is measured of a pass. NotImplementedError for a backward pass that is not built."""
     if direction == pipeline.BACKWARD:
@@ -171,17 +180,15 @@ def job_of(attention: Attention, planned: pipeline.Planned, direction: str, cand
 class OnDevice:
     """A `search.Subject`: one pass of a call on the GPU that its tensors are on."""
 
-    def __init__(self, call: Measured, direction: str, timer: Timer, budget: float, workers: Workers) -> None:
-        self.call, self.direction, self.timer = call, direction, timer
-        self.planned = call.planned
-        self.candidates = candidates_of(self.planned, direction)
+    def __init__(self, call: Measured, contest: Contest, timer: Timer, budget: float, workers: Workers) -> None:
+        self.call, self.contest, self.timer = call, contest, timer
+        self.planned, self.direction = contest.planned, contest.direction
         self._patience = COMPILING * budget
         self._workers = workers
-        self._jobs = {c: self._submit(c) for c in self.candidates}
+        self._jobs = {c: self._submit(c) for c in contest.candidates}
         self._waited = False
         self._first: list[Tensor] | None = None
         self._runs: dict[Candidate, Call] = {}
-        self._right: dict[str, Any] = {}
 
     def _submit(self, candidate: Candidate) -> Future[None]:
         return self._workers.submit(job_of(self.call.attention, self.planned, self.direction, candidate))
@@ -218,9 +225,11 @@ class OnDevice:
             planned = replace(planned, choice=replace(planned.choice, plan=plan))
         tuned = self.call.attention.having(choices, planned)
         with self._memory():
-            faults = list(self._small(tuned))
-            if faults:
-                return faults
+            known = self.contest.faults
+            if candidate not in known:
+                known[candidate] = list(self._small(tuned))
+            if known[candidate]:
+                return known[candidate]
             run = self._runs[candidate] = self._run(tuned)
             with check.poisoned():
                 results = [_tensors(run()) for _ in range(2)]
@@ -241,9 +250,10 @@ class OnDevice:
 
     def _once(self, name: str, make: Call) -> Any:
         """What is right is the same for every candidate."""
-        if name not in self._right:
-            self._right[name] = make()
-        return self._right[name]
+        right = self.contest.right
+        if name not in right:
+            right[name] = make()
+        return right[name]
 
     def _run(self, tuned: Attention) -> Call:
         c = self.call
@@ -295,53 +305,3 @@ def _differences(have: Sequence[Tensor], want: Sequence[Tensor], dtype: torch.dt
         if (x - y).norm() > ALIKE * torch.finfo(dtype).eps * max(float(y.norm()), torch.finfo(dtype).tiny):
             faults.append(f"result {i} is not that of the other plans")
     return faults
-
-
-class Events:
-    """Times by the GPU's own events; medians. `cold`: its cache is emptied before each run.
-
-    A run that is shorter than the host takes to launch it is captured several times in a graph, and that is timed.
-    """
-
-    WARM_UP, LEAST, MOST, SPAN, ROUNDS = 2, 5, 50, 30.0, 7  # runs, runs, runs, milliseconds, rounds of a duel
-    SHORT, TOGETHER = 0.3, 10  # milliseconds; runs in a graph
-
-    def __init__(self, cold: bool) -> None:
-        self.flush = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if cold else None
-
-    def time(self, call: Call) -> float:
-        return self._measure(*self._prepared(call))
-
-    def in_turns(self, calls: Sequence[Call]) -> Sequence[float]:
-        ready = [self._prepared(call) for call in calls]
-        rounds = [[self._measure(*one) for one in ready] for _ in range(self.ROUNDS)]
-        return [statistics.median(times) for times in zip(*rounds, strict=True)]
-
-    def _prepared(self, call: Call) -> tuple[Call, int, int]:
-        """What to run, how many runs of `call` that is, and how often."""
-        for _ in range(self.WARM_UP):
-            call()
-        once = max(self._median(call, 3), 1e-3)
-        together = 1
-        if once < self.SHORT and self.flush is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(self.TOGETHER):
-                    call()
-            call, together = graph.replay, self.TOGETHER
-            once = max(self._median(call, 3), 1e-3)
-        return call, together, min(self.MOST, max(self.LEAST, int(self.SPAN / once)))
-
-    def _measure(self, call: Call, together: int, runs: int) -> float:
-        return self._median(call, runs) / together
-
-    def _median(self, call: Call, runs: int) -> float:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
-        for start, end in pairs:
-            if self.flush is not None:
-                self.flush.zero_()
-            start.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in pairs)

@@ -55,9 +55,11 @@ def test_a_process_that_dies_is_told_of(tmp_path, workers):
     for process in workers._started:
         process.kill()
         process.wait()
+    other = job(tmp_path, stages=1)
     with pytest.raises(RuntimeError, match="ended with status -9"):
-        workers.submit(job(tmp_path)).result(timeout=120)
-    assert workers.submit(job(tmp_path)).result(timeout=120) is None
+        workers.submit(other).result(timeout=120)
+    assert workers.submit(other).result(timeout=120) is None  # what failed is tried again, what is done is not
+    assert workers.submit(other) is workers.submit(other)
 
 
 def test_a_launch_finds_what_was_compiled_ahead(gpu, tmp_path, monkeypatch):
