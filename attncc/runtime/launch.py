@@ -18,6 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 ALIGNED = 16  # bytes of an address, and what a size is divided by: Triton's specialisations
+WIDE = 2**31  # from here on a size takes 64 bits
 KNOWN = 1024  # of one kernel's classes of arguments, so that odd sizes do not fill the memory
 SWITCHES = [  # of Triton's, some in newer ones alone: what changes a kernel that is compiled already
     (place, name)
@@ -31,17 +32,20 @@ SWITCHES = [  # of Triton's, some in newer ones alone: what changes a kernel tha
 
 
 class Launcher:
-    """Stands where `run` of one JITFunction stands.
+    """Stands where `run` of one JITFunction of a generated file stands.
 
-    Of its parameters, those with a type are numbers, and specialised or not; constants are passed by name.
+    The file is for tensors of certain types, and says how each tile is described: of what it launches with, only the
+    alignment of addresses and the kinds of sizes differ.
     """
 
     def __init__(self, kernel: JITFunction[Any]) -> None:
         self._kernel, self._run = kernel, kernel.run
-        places = [(i, p) for i, p in enumerate(kernel.params) if not p.is_constexpr]
-        self._sizes = _getter([i for i, p in places if p.annotation_type and not p.do_not_specialize])
-        self._others = _getter([i for i, p in places if not p.annotation_type])
-        self._constants = itemgetter(*names) if (names := [p.name for p in kernel.params if p.is_constexpr]) else None
+        fixed = {
+            i for i, p in enumerate(kernel.params) if p.is_constexpr or (p.annotation_type and p.do_not_specialize)
+        }
+        self._places = [i for i in range(len(kernel.params)) if i not in fixed]  # what Triton specialises by
+        self._constants = _getter([p.name for p in kernel.params if p.is_constexpr])
+        self._tensors = self._sizes = _getter([])  # until a launch shows which they are
         self._known: dict[tuple[Any, ...], Any] = {}
 
     @staticmethod
@@ -58,36 +62,40 @@ class Launcher:
             return self._run(*args, grid=grid, warmup=warmup, **options)
         active: Any = driver.active
         device = active.get_current_device()
-        key = (
-            device, *options.values(), *[(x == 1, x % ALIGNED == 0) for x in self._sizes(args)],
-            *[(x.dtype, x.data_ptr() % ALIGNED) if type(x) is Tensor else _class(x) for x in self._others(args)],
-        )  # fmt: skip
-        compiled = self._known.get(key)
+        compiled = self._known.get(self._class(device, args, options))
         if compiled is None:
-            compiled = self._run(*args, grid=grid, warmup=warmup, **options)
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[key] = compiled
-            return compiled
+            return self._find(args, grid, options)
+        constants = self._constants(options)
         stream = active.get_current_stream(device)
-        constants = self._constants(options) if self._constants else ()
-        whole = (*grid, 1, 1)
-        compiled[whole](*args, *constants, stream=stream)
+        compiled.run(
+            *(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata,
+            compiled.launch_metadata(grid, stream, *args, *constants), knobs.runtime.launch_enter_hook,
+            knobs.runtime.launch_exit_hook, *args, *constants,
+        )  # fmt: skip
         return compiled
 
+    def _find(self, args: tuple[Any, ...], grid: Any, options: dict[str, Any]) -> Any:
+        """By Triton's own way, and kept for the next that are alike."""
+        self._tensors = _getter([i for i in self._places if isinstance(args[i], Tensor)])
+        self._sizes = _getter([i for i in self._places if isinstance(args[i], int)])
+        compiled = self._run(*args, grid=grid, warmup=False, **options)
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        if compiled is not None:  # a hook of Triton's may keep it from compiling
+            active: Any = driver.active
+            self._known[self._class(active.get_current_device(), args, options)] = compiled
+        return compiled
 
-def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
-    """What stands at these places of a tuple; always a sequence."""
-    if not places:
-        return lambda args: ()
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    def _class(self, device: int, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        """Arguments of the same class are the same to Triton."""
+        return (
+            device, *options.values(), *[x.data_ptr() % ALIGNED for x in self._tensors(args)],
+            *[(x == 1, x % ALIGNED == 0, -WIDE <= x < WIDE) for x in self._sizes(args)],
+        )  # fmt: skip
 
 
-def _class(x: Any) -> Any:
-    """What Triton specialises by: of a size its range too, of a descriptor no layout, which stands in the file."""
-    kind = type(x)
-    if kind is int:
-        return x == 1, x % ALIGNED == 0, -(2**31) <= x < 2**31, x < 2**63
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % ALIGNED
-    return (kind, x.base.dtype, *x.block_shape) if hasattr(x, "block_shape") else kind
+def _getter(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """What a tuple or dict has at these places; always a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda whole: [whole[place] for place in places]

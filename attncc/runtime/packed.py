@@ -50,7 +50,9 @@ class Packed(Attention):
 
     def tune(self, *args: Any, **given: Any) -> Any:
         """NotImplementedError: what is measured is dense, and its winners hold for dense calls."""
-        raise NotImplementedError(f"{self.name}: calls of packed sequences are not tuned yet; they take the planner's plan")
+        raise NotImplementedError(
+            f"{self.name}: calls of packed sequences are not tuned yet; they take the planner's plan"
+        )
 
     def _check_layout(self) -> None:
         pass
