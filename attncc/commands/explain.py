@@ -20,7 +20,7 @@ from attncc.commands.console import (
     say_json,
     tell,
 )
-from attncc.commands.options import FILE, json_option, request, shape_option, targets_of, values_of
+from attncc.commands.options import FILE, json_option, layout_option, request, shape_option, targets_of, values_of
 
 REJECTED_SHOWN = 3
 LABEL = 12  # width of the first column
@@ -29,14 +29,15 @@ LABEL = 12  # width of the first column
 @click.command("explain", short_help="Say what a spec means and how it would be computed")
 @click.argument("spec", type=FILE)
 @click.option("--target", metavar="NAME", help="sm_90, gfx942, cpu, ...; left out: this machine's GPU, else cpu.")
+@layout_option
 @shape_option
 @click.option(
     "--rejected", "all_rejected", is_flag=True, help="Every plan that was turned down, not the nearest three."
 )
 @json_option
 def command(
-    spec: str, target: str | None, shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...],
-    all_rejected: bool, as_json: bool,
+    spec: str, target: str | None, layout: str | None, shape: dict[str, int], dtype: str | None,
+    assigned: tuple[tuple[str, Any], ...], all_rejected: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Print what SPEC means, what is proved of its mask, the plan for a target and shape, and what a call costs.
 
@@ -54,7 +55,7 @@ def command(
 
     values = values_of(assigned)
     (goal,) = targets_of((target,) if target else ())
-    asked = request(spec, goal, shape, dtype, values)
+    asked = request(spec, goal, shape, dtype, values, layout)
     with progress() as shown:
         shown.stage("planning and counting")
         planned = pipeline.plan(asked)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attncc.commands.console import count, progress, say
-from attncc.commands.options import FILE, request, shape_option, values_of
+from attncc.commands.options import FILE, layout_option, request, shape_option, values_of
 from attncc.pipeline import RequestError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Tile(click.ParamType):
 
 @click.command("show", short_help="Draw the mask with its tile grid")
 @click.argument("spec", type=FILE)
+@layout_option
 @shape_option
 @click.option("--target", metavar="NAME", help="Whose plan gives the tiles; left out: this machine's GPU, else cpu.")
 @click.option("--tile", type=Tile(), help="Another tile than the plan's.")
@@ -67,7 +68,8 @@ class Tile(click.ParamType):
 @click.option("--png", type=click.Path(dir_okay=False), help="Write a PNG (needs matplotlib: attncc[plot]).")
 @click.option("--ascii", "plain", is_flag=True, help="Draw with ASCII characters.")
 def command(
-    spec: str, shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...], target: str | None,
+    spec: str, layout: str | None, shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...],
+    target: str | None,
     tile: tuple[int, int] | None, rows: tuple[int | None, int | None], keys: tuple[int | None, int | None],
     batch: int, head: int, example: int | None, png: str | None, plain: bool,
 ) -> None:  # fmt: skip
@@ -87,7 +89,7 @@ def command(
     values = values_of(assigned)
     local = local_target()
     goal = target or (local if local in TARGETS else None) or "cpu"
-    planned = pipeline.plan(request(spec, goal, shape, dtype, values))
+    planned = pipeline.plan(request(spec, goal, shape, dtype, values, layout))
     known = _known(planned, values.tensors, example)
     for name, chosen, limit in (("--batch", batch, planned.shape.batch), ("--head", head, planned.shape.heads)):
         if chosen >= limit:

@@ -49,6 +49,14 @@ def test_without_a_gpu_there_is_the_ranking_of_the_model(program, gpu):
     assert not ranking["measured"] and len(ranking["ranking"]) > 10
 
 
+def test_packed_calls_are_ranked_and_refused(program, gpu, found):
+    said = program("tune", "causal.attn", "--target", "sm_90", "--layout", "ragged")
+    assert said.status == 5 and said.out.splitlines()[1].split()[1] == "fa2"
+    gpu("sm_90")
+    said = program("tune", "causal.attn", "--layout", "ragged")
+    assert said.status == 1 and "packed sequences are not tuned yet" in said.err and not found.asked
+
+
 def test_another_gpu_is_none(program, gpu):
     gpu("sm_80")
     said = program("tune", "causal.attn", "--target", "sm_90")

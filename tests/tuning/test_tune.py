@@ -102,7 +102,7 @@ def _remembering(whole):
 SPOILS = (None, "half", "half of a long call", "off in a long call", "restless", "memory", None, None)
 
 
-def test_what_is_wrong_never_wins(tuned):
+def test_37_what_is_wrong_never_wins(tuned):
     attn, found = tuned(SPOILS, [3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0])
     trials = found.found["forward"].trials
     assert [t.status for t in trials[:8]] == [
@@ -223,6 +223,40 @@ def test_what_cannot_be_tuned_is_said(device, tensors):
     device(None)
     with pytest.raises(EnvironmentFault, match="nothing to tune on a CPU"):
         attn.tune(q, q, q, **params)
+
+
+def test_parameters_may_be_called_as_its_arguments_are(device, tensors, monkeypatch):
+    attn = attncc.compile("attention named(budget: int, cold: int = 3) { mask 0 <= q - k < budget + cold }")
+    given = []
+
+    def measured(subject, candidate):
+        given.append(dict(subject.call.given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune.OnDevice, "judge", measured)
+    attn.tune(*tensors, {"budget": 5, "cold": 1}, budget=9.0)
+    with pytest.raises(TypeError, match="needs the parameter budget"):
+        attn.tune(*tensors, budget=9.0)
+    assert given == [{"budget": 5, "cold": 1}]
+
+
+def test_packed_calls_are_refused(device, tensors):
+    with pytest.raises(NotImplementedError, match="small: calls of packed sequences are not tuned yet"):
+        attncc.compile(TEXT).packed.tune(*tensors)
+
+
+def test_searches_of_a_bucket_share_what_they_know(device, tensors, monkeypatch):
+    """A plan is compared with float64 once, whatever the lengths that it is then timed at."""
+    attn, whole, small = attncc.compile("attention plain { mask k <= q }"), attncc.compile("attention plain {}"), []
+    monkeypatch.setattr(tune.OnDevice, "_small", lambda self, tuned: small.append(tuned) or [])
+    monkeypatch.setattr(Attention, "having", lambda self, choices, planned: whole)
+    whole(*tensors)
+    planned = pipeline.plan_parsed(attn.parsed, {}, {}, planner.bucket_of(SHAPE), "sm_90")
+    contest = tune.Contest.of(planned, "forward")
+    contest.candidates = contest.candidates[:3]
+    for _ in range(2):
+        found = tune.tune(attn, *tensors, {}, timer=Clock(lambda call: 1.0), contests={"forward": contest})
+    assert [t.status for t in found.found["forward"].trials] == [search.OK] * 3 and len(small) == 3
 
 
 def test_dropout_drops_the_same_in_each_run(device, tensors, monkeypatch):
