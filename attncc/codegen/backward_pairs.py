@@ -55,8 +55,8 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
     lowering.names |= VALUES
     stages: list[_Stage] = []
     for score in spec.scores:
-        stage, current = _stage(lowering, score, sites, current)
-        stages.append(stage)
+        made, current = stage(lowering, score, sites, current)
+        stages.append(made)
     weighing, through = _weights(lowering, rule, sites, current, unit)
     chain: list[str] = []
     weighted = "p"
@@ -115,9 +115,9 @@ def _weights(
     current = score
     for i, e in enumerate(rule.stages):
         after = "p" if i + 1 == len(rule.stages) else lowering.fresh.fresh("p_then")
-        stage, current = _stage(lowering, e, sites, current, after)
-        stages.append(stage)
-        lines += stage.lines
+        made, current = stage(lowering, e, sites, current, after)
+        stages.append(made)
+        lines += made.lines
     if not rule.vanishes:
         lines.append(f'p = tl.where({score} == float("-inf"), 0.0, {current})')
     safe = rule.flat and rule.vanishes  # what is excluded adds nothing by itself
@@ -132,7 +132,7 @@ def _partials(e: Expr, sites: Sequence[Site]) -> tuple[tuple[Site, Expr], ...]:
     return tuple((site, slope) for site, slope in found if slope != ZERO)
 
 
-def _stage(
+def stage(
     lowering: Lowering, score: Expr, sites: Sequence[Site], before: str, after: str = ""
 ) -> tuple[_Stage, str]:  # fmt: skip
     """One score, and the name that its result has: `after`, else another one where the chain rule asks for what it was

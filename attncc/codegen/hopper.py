@@ -74,16 +74,16 @@ def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) ->
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
         producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
-        arguments=", ".join(a.name for a in args), unpacked=_unpacked([a.name for a in args]),
+        arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
         handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
         places={a.name: i for i, a in enumerate(args)},
-        masked=_steps(view.visits.masked, view.visits.jumps), full=_steps(view.visits.full, view.visits.jumps),
+        masked=steps(view.visits.masked, view.visits.jumps), full=steps(view.visits.full, view.visits.jumps),
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
         ahead=plan.head_dim <= NARROW, key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
     )  # fmt: skip
 
 
-def _unpacked(names: Sequence[str]) -> str:
+def unpacked(names: Sequence[str]) -> str:
     """The left side of an assignment at the head of a function, on lines of its own where one is too long."""
     text = ", ".join(names)
     if len(text) <= SIDE:
@@ -97,7 +97,7 @@ def tail(spec: AttentionSpec) -> str:
     return "" if behind else "k < k_len"
 
 
-def _steps(walk: Walk | None, jumps: bool) -> Steps | None:
+def steps(walk: Walk | None, jumps: bool) -> Steps | None:
     if walk is None:
         return None
     if jumps:
