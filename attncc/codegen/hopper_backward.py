@@ -125,6 +125,7 @@ class HopperBackwardView:
     lse_unit: str
     folds_lse: bool
     folds_delta: bool
+    late: bool  # dP is asked for when the weights are there: scores of their own take the registers that it needs
     score_lines: tuple[str, ...]
     score: str
     slope: str
@@ -225,7 +226,7 @@ def hopper_backward_view(
         position_open="(" if wide else "", position_close=").to(gl.int64)" if wide else "",
         scale=scale, scale_first=not folds, unit="(SCALE * LOG2E)" if folds else "LOG2E",
         lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds,
-        folds_delta=plan.tile_q == PIECE,
+        folds_delta=plan.tile_q == PIECE, late=bool(spec.scores),
         score_lines=score_lines, score=score, slope=slope, mask_lines=mask_lines, mask=mask,
         given=", ".join(given), given_unpacked=unpacked(given), by_keys=by_keys, by_rows=by_rows,
         rows=_rows(spec, plan, kernels["rows"], names), classes=any(w.visits.tested for w in (by_keys, by_rows)),
@@ -274,7 +275,7 @@ def _reads_h(lines: Sequence[str]) -> bool:
 
 
 def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], str, str]:
-    """Statements of the scores, the name of the last, and its derivative by the scaled product; "" where that is 1."""
+    """Statements of the scores, the name of the last, and p times its derivative by the scaled product; "" where that is 1."""
     current, stages = "s", []
     for score in spec.scores:
         made, current = stage(lowering, score, (), current)
@@ -282,18 +283,15 @@ def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], s
     factors, wild = [], False
     for made in stages:
         lowering.names["s"] = made.before
-        if made.slope == ZERO:
-            return tuple(line for s in stages for line in s.lines), current, "gl.zeros_like(p)"
         if made.slope != ONE:
             factors.append(lowering.text(made.slope, TERM))
             wild |= made.wild
     lowering.names["s"] = "s"
-    slope = " * ".join(factors)
-    slope = slope if not factors or len(factors) > 1 or wild else f"gl.zeros_like(p) + {slope}"
-    return (
-        tuple(line for s in stages for line in s.lines), current,
-        f"gl.where(p == 0, 0.0, {slope})" if wild and slope else slope,
-    )  # fmt: skip
+    lines = tuple(line for s in stages for line in s.lines)
+    if any(made.slope == ZERO for made in stages):
+        return lines, current, "gl.zeros_like(p)"
+    slope = " * ".join(["p", *factors]) if factors else ""
+    return lines, current, f"gl.where(p == 0, 0.0, {slope})" if wild and slope else slope
 
 
 def _delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ...]:
