@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD, TANGENT = "forward", "backward", "tangent"
 
 
-def backward(planned: Planned) -> Planned:
-    """The backward pass of a plan's spec, for the same shape, target and width of integers.
+def backward(planned: Planned, deterministic: bool = False) -> Planned:
+    """The backward pass of a plan's spec, for the same shape, target and width of integers; `deterministic` asks for
+    equal bits of equal calls.
 
     Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
     """
@@ -35,10 +36,21 @@ def backward(planned: Planned) -> Planned:
             )
         for _, reason in unbuilt(planned.spec):
             raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
-        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits)
+        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits, deterministic)
         if BACKWARD in planned.tuned:
             plan = planner.with_choices(plan, planned.tuned[BACKWARD], planned.target) or plan
     return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
+
+
+def repeatable(planned: Planned) -> Planned:
+    """`backward` with equal bits of equal calls."""
+    return backward(planned, True)
+
+
+def every_backward(planned: Planned) -> list[Planned]:
+    """`backward`, and `repeatable` where that is another file."""
+    first, second = backward(planned), repeatable(planned)
+    return [first] if first.choice.plan == second.choice.plan else [first, second]
 
 
 def tangent(planned: Planned) -> Planned:
@@ -82,13 +94,16 @@ def walked(spec: AttentionSpec, plan: KernelPlan, by_rows: Visits) -> Visits:
 
 def _render_backward(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:
     from attncc import analysis
+    from attncc.codegen import hopper_backward
     from attncc.codegen.backward import render_backward
     from attncc.codegen.cpu_backward import render_cpu_backward
 
     if not planned.target.is_gpu:
         return render_cpu_backward(spec, planned.visits, planned.choice.plan, text)
+    plan = planned.choice.plan
+    made = hopper_backward.render if plan.algorithm == "fa3" else render_backward
     by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
-    return render_backward(spec, by_rows, by_keys, planned.choice.plan, text, resources)
+    return made(spec, by_rows, by_keys, plan, text, resources)
 
 
 def _render_tangent(spec: AttentionSpec, planned: Planned, text: str, resources: Any) -> str:

@@ -16,7 +16,9 @@ from attncc.passes import FORWARD as FORWARD
 from attncc.passes import TANGENT as TANGENT
 from attncc.passes import backward as backward
 from attncc.passes import compiled as compiled
+from attncc.passes import every_backward as every_backward
 from attncc.passes import render as render
+from attncc.passes import repeatable as repeatable
 from attncc.passes import tangent as tangent
 from attncc.passes import walked as walked
 from attncc.runtime.cache import Cache, Entry
@@ -127,9 +129,7 @@ def every_pass(planned: Planned, passes: tuple[str, ...]) -> list[Planned]:
     made: list[Planned] = []
     for name in passes:
         try:
-            made += (
-                every_kernel(planned) if name == FORWARD else [{BACKWARD: backward, TANGENT: tangent}[name](planned)]
-            )
+            made += {FORWARD: every_kernel, BACKWARD: every_backward, TANGENT: lambda p: [tangent(p)]}[name](planned)
         except NotImplementedError as why:
             fault = Diagnostic("N109", str(why), planned.parsed.spans.get("attention"), "ask for the other passes")
             raise SpecError((fault,), planned.parsed.text, planned.parsed.filename) from None
@@ -330,9 +330,8 @@ def _write_kernel(planned: Planned, resources: bool, stage: Stage, folder: Path)
     if resources:
         stage(f"compiling {path.name}")
         aligned = compiled(planned, path)
-        general = (
-            None if chosen.direction == FORWARD and chosen.loads == "descriptor" else compiled(planned, path, False)
-        )
+        tma_alone = chosen.loads == "descriptor" and (chosen.direction == FORWARD or chosen.algorithm == "fa3")
+        general = None if tma_alone else compiled(planned, path, False)
         path.write_text(render(planned, aligned), encoding="utf-8")
         facts |= {"aligned": plain(aligned), "general": plain(general), "predicted_shared_bytes": chosen.shared_bytes}
     _write_json(RESOURCES, facts, folder)

@@ -15,7 +15,7 @@ from typing import Any
 from attncc.analysis import nonnegative
 from attncc.analysis.derivative import ZERO, derivative, multiply
 from attncc.analysis.normaliser import normaliser
-from attncc.codegen import hopper_backward, launch
+from attncc.codegen import launch
 from attncc.codegen.backward_alike import Alike, alike
 from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
 from attncc.codegen.backward_collect import Collected, collected
@@ -142,15 +142,9 @@ class BackwardView:
     target: str
     torch_dtype: str
     tolerance: str
+    head_dim: int
+    head_dim_v: int
     interpreted: bool = True  # without a GPU the file checks itself in Triton's interpreter
-
-    @property
-    def head_dim(self) -> int:
-        return self.dq.head_dim
-
-    @property
-    def head_dim_v(self) -> int:
-        return self.dq.head_dim_v
 
 
 def render_backward(
@@ -163,8 +157,6 @@ def render_backward(
     that takes most registers. Its call is `backward(q, k, v, out, lse, d_out, d_lse=None, *, parameters)` ->
     (d_q, d_k, d_v, {parameter: gradient}).
     """
-    if plan.algorithm == "fa3":
-        return hopper_backward.render(spec, visits_q, visits_k, plan, text, resources)
     view = backward_view(spec, visits_q, visits_k, plan, _banner(spec, plan, text, resources))
     return rendered(f"triton/{plan.algorithm}_backward.py.jinja", view)
 
@@ -196,7 +188,7 @@ def backward_view(
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=_tallies(make.sites, passes),
-        tma=any(p.tma for p in passes), together=plan.together,
+        tma=any(p.tma for p in passes), together=plan.together, head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
     )  # fmt: skip
 
 

@@ -79,8 +79,8 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         weighted = f"({weighted} * {weight})"
     chain += through
     none = "p == 0" if rule.has_lse else "ds == 0"
-    for stage in reversed(stages):
-        chain += _back(lowering, stage, none)
+    for made in reversed(stages):
+        chain += _back(lowering, made, none)
     lowering.names["s"] = "s"
     scale = _partials(spec.scale, sites) if spec.scale is not None else ()
     for site, slope in scale:
@@ -122,8 +122,8 @@ def _weights(
         lines.append(f'p = tl.where({score} == float("-inf"), 0.0, {current})')
     safe = rule.flat and rule.vanishes  # what is excluded adds nothing by itself
     chain = ["ds = dp" if safe else f'ds = tl.where({score} == float("-inf"), 0.0, dp)']
-    for stage in reversed(stages):
-        chain += _back(lowering, stage if safe else replace(stage, wild=True), "ds == 0")
+    for made in reversed(stages):
+        chain += _back(lowering, made if safe else replace(made, wild=True), "ds == 0")
     return tuple(lines), chain
 
 

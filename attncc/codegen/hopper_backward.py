@@ -21,15 +21,16 @@ from attncc.codegen.backward_pairs import stage
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.hopper import CACHED_BYTES, Steps, steps, tail, unpacked
+from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.printer import TERM
-from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, dense_check, in_order
-from attncc.codegen.signature import CONSUMER_ROWS, POINTEES, Argument, arguments
+from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
+from attncc.codegen.signature import CONSUMER_ROWS, POINTEES, TILES, Argument, arguments
 from attncc.codegen.tables import tables_of
-from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
+from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, PassPlan, Visits
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
@@ -38,11 +39,11 @@ PIECE = 64  # rows and columns of dQ that a consumer makes at a time
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of the file: what it is called, what a launch passes, and whether it is Gluon's."""
+    """One kernel of the file: what it is called, what a launch passes, and how it is compiled."""
 
     name: str
     arguments: tuple[Argument, ...]
-    gluon: bool
+    plan: KernelPlan
 
 
 @dataclass(frozen=True)
@@ -156,28 +157,42 @@ class HopperBackwardView:
     tolerance: str
 
 
-def render_hopper_backward(
-    spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
-) -> str:
-    """The file: equal arguments give equal bytes. `visits` is analysis.kernel_visits(spec, "k")."""
-    return rendered("gluon/fa3_backward.py.jinja", hopper_backward_view(spec, visits_q, visits_k, plan, banner))
+def render(spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, text: str, resources: Any) -> str:
+    """The file: what codegen.backward.render_backward says, for a plan of fa3."""
+    made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
+    own, rows = _main(plan), plan.passes["dq"]
+    alone = f"deterministic · dQ by itself in tiles of {rows.tile_q} × {rows.tile_k}"
+    how = "dQ added up by TMA, in any order" if plan.sums == "added" else alone
+    banner = (
+        *comment(text),
+        f"# backward · fa3 · tile {own.tile_q} × {own.tile_k} · {own.stages} stages · {own.warps} warps · {how}",
+        f"# {compiled_to(plan, resources)}",
+        "# Weights are worked out again from lse. A row that sees nothing: zero gradients.",
+        *provenance(made, f"python {checked}"),
+    )
+    view = hopper_backward_view(spec, visits_q, visits_k, plan, banner)
+    return rendered("gluon/fa3_backward.py.jinja", view)
 
 
 def hopper_backward_kernels(spec: AttentionSpec, plan: KernelPlan) -> tuple[Kernel, ...]:
     """Of the file, in its order."""
     kernels, names = _kernel_names(spec)
-    sums = Argument("Sums", "*fp32", "pointer", "output", "sums")
-    made = [
-        Kernel(kernels["delta"], _delta_arguments(spec, plan), False),
-        Kernel(kernels["main"], _arguments(spec, plan, names), True),
-    ]
+    own = _main(plan)
+    keys = replace(plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages)
+    plain = replace(keys, algorithm="fa2", warps=4, stages=1, max_registers=0)
+    delta = Kernel(kernels["delta"], _delta_arguments(spec, plan), plain)
+    main = Kernel(kernels["main"], _arguments(spec, plan, names), keys)
     if plan.sums == "added":
-        d_q = Argument("D_q", "*" + POINTEES[plan.dtype], "pointer", "output", "d_q")
-        rows, tile = (Argument("q_len", "i32", "scalar", "call", "q_len"), Argument("TILE_Q", *["constexpr"] * 2, "", ""))
-        made.append(Kernel(kernels["convert"], (sums, d_q, rows, tile), False))
-    else:
-        made.append(Kernel(kernels["rows"], row_arguments(spec, plan, names), True))
-    return tuple(made)
+        return delta, main, Kernel(kernels["convert"], _convert_arguments(plan), plain)
+    return delta, main, Kernel(kernels["rows"], row_arguments(spec, plan, names), plan)
+
+
+def _convert_arguments(plan: KernelPlan) -> tuple[Argument, ...]:
+    return (
+        Argument("Sums", "*fp32", "pointer", "output", "sums"),
+        Argument("D_q", "*" + POINTEES[plan.dtype], "pointer", "output", "d_q"),
+        Argument("q_len", "i32", "scalar", "call", "q_len"), TILES[0],
+    )  # fmt: skip
 
 
 def _kernel_names(spec: AttentionSpec) -> tuple[dict[str, str], dict[str, str]]:
@@ -190,7 +205,7 @@ def hopper_backward_view(
     spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
 ) -> HopperBackwardView:
     kernels, names = _kernel_names(spec)
-    args, adds = _arguments(spec, plan, names), plan.sums == "added"
+    args, adds, own = _arguments(spec, plan, names), plan.sums == "added", _main(plan)
     taken = reserved() | {*names.values(), *kernels.values()}
 
     def lower() -> Lowering:
@@ -220,19 +235,19 @@ def hopper_backward_view(
             launch.launch_lines(delta, names),
         ),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args),
-        launch=launch.launch_lines(args, names), tile_q=plan.tile_q, tile_k=plan.tile_k, stages=plan.stages,
+        launch=launch.launch_lines(args, names), tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages,
         head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, k_parts=split(plan.head_dim, "d"),
         v_parts=split(plan.head_dim_v, "e"), align=spec.align,
         position_open="(" if wide else "", position_close=").to(gl.int64)" if wide else "",
         scale=scale, scale_first=not folds, unit="(SCALE * LOG2E)" if folds else "LOG2E",
         lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds,
-        folds_delta=plan.tile_q == PIECE, late=bool(spec.scores),
+        folds_delta=own.tile_q == PIECE, late=bool(spec.scores),
         score_lines=score_lines, score=score, slope=slope, mask_lines=mask_lines, mask=mask,
         given=", ".join(given), given_unpacked=unpacked(given), by_keys=by_keys, by_rows=by_rows,
         rows=_rows(spec, plan, kernels["rows"], names), classes=any(w.visits.tested for w in (by_keys, by_rows)),
         together=plan.together, element=TORCH_TYPES[plan.dtype],
         hopper=HopperBackward(
-            keys=CONSUMER_ROWS, halves=plan.tile_q // PIECE, columns=plan.head_dim // PIECE,
+            keys=CONSUMER_ROWS, halves=own.tile_q // PIECE, columns=plan.head_dim // PIECE,
             arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
             cached_bytes=CACHED_BYTES,
             row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
@@ -243,6 +258,12 @@ def hopper_backward_view(
         checked=", ".join(f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")), elsewhere=elsewhere(plan.target),
         target=plan.target, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", tolerance=TOLERANCE[plan.dtype],
     )  # fmt: skip
+
+
+def _main(plan: KernelPlan) -> PassPlan:
+    """The schedule of the kernel over keys."""
+    assert plan.dkdv is not None
+    return plan.dkdv
 
 
 def _walk(spec: AttentionSpec, visits: Visits, lower: Callable[[], Lowering], helpers: set[str]) -> Walk:
@@ -257,7 +278,7 @@ def _walk(spec: AttentionSpec, visits: Visits, lower: Callable[[], Lowering], he
 
 
 def _rows(spec: AttentionSpec, plan: KernelPlan, kernel: str, names: Mapping[str, str]) -> Rows:
-    own, args = plan.dkdv or PassPlan(128, 128, 2, 8, "descriptor", 240), row_arguments(spec, plan, names)
+    own, args = plan.passes["dq"], row_arguments(spec, plan, names)
     called = [a.name for a in args]
     return Rows(
         kernel, own.tile_q, own.tile_k, own.stages, launch.signature_lines(args), launch.jit_options(args),
@@ -275,7 +296,7 @@ def _reads_h(lines: Sequence[str]) -> bool:
 
 
 def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], str, str]:
-    """Statements of the scores, the name of the last, and p times its derivative by the scaled product; "" where that is 1."""
+    """Statements of the scores, the name of the last, and p times its slope in the product; "" where that is 1."""
     current, stages = "s", []
     for score in spec.scores:
         made, current = stage(lowering, score, (), current)
@@ -303,7 +324,7 @@ def _delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, .
 
 def _arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
     """Of the kernel: everything that it loads and stores itself by TMA, and what the forward has besides."""
-    keys, rows, d, dv = CONSUMER_ROWS, plan.tile_q, plan.head_dim, plan.head_dim_v
+    keys, rows, d, dv = CONSUMER_ROWS, _main(plan).tile_q, plan.head_dim, plan.head_dim_v
     made = [
         _tiles(plan, name, value, count, size, owner)
         for name, value, count, size, owner in (
@@ -320,7 +341,7 @@ def _arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) 
 
 def row_arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
     """Of the kernel of dQ alone."""
-    own = plan.dkdv or PassPlan(128, 128, 2, 8, "descriptor", 240)
+    own = plan.passes["dq"]
     rows, keys, d, dv = CONSUMER_ROWS, own.tile_k, plan.head_dim, plan.head_dim_v
     made = [
         _tiles(plan, name, value, count, size, owner)
@@ -367,25 +388,3 @@ def _docstring(plan: KernelPlan) -> str:
 def _call_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])
-
-
-def banner_lines(plan: KernelPlan, compiled: str) -> tuple[str, ...]:
-    """What the head of the file says of the plan."""
-    how = "dQ added up by TMA, in any order" if plan.sums == "added" else "deterministic, dQ by a kernel of its own"
-    return (
-        f"# backward · fa3 · tile {plan.tile_q} × {plan.tile_k} · {plan.stages} stages · {plan.warps} warps · {how}",
-        f"# {compiled}",
-        "# Weights are worked out again from lse. A row that sees nothing: zero gradients.",
-    )
-
-
-def render(
-    spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, text: str, resources: Any
-) -> str:
-    from attncc.codegen.layout import provenance
-    from attncc.codegen.selfcheck import comment
-    from attncc.codegen.triton import compiled_to
-
-    made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
-    head = (*comment(text), *banner_lines(plan, compiled_to(plan, resources)), *provenance(made, f"python {checked}"))
-    return render_hopper_backward(spec, visits_q, visits_k, plan, head)

@@ -113,8 +113,9 @@ def extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
 
 def file_name(spec_name: str, plan: KernelPlan) -> str:
     """`NAME_DIRECTION_TARGET.py`, for a kernel that takes any strides beside one that does not `..._any_stride.py`; of
-    packed sequences `NAME_DIRECTION_ragged_TARGET.py`."""
-    layout = "_ragged" if plan.layout == "ragged" else ""
+    packed sequences `NAME_DIRECTION_ragged_TARGET.py`; `NAME_backward_deterministic_TARGET.py` beside a backward pass
+    that adds in any order."""
+    layout = "_ragged" if plan.layout == "ragged" else "_deterministic" if plan.sums == "apart" else ""
     return f"{spec_name}_{plan.direction}{layout}_{plan.target}{'_any_stride' if plan.any_stride else ''}.py"
 
 

@@ -180,6 +180,7 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
         )
     if found["backward"] is not None:
         rows.append(("backward", _backward(found["backward"])))
+        rows += [("", f"not {r['algorithm']}: {r['reason']}") for r in found["backward"].get("rejected", [])]
     rejected = found["rejected"] if all_rejected else found["rejected"][:REJECTED_SHOWN]
     rows += [("" if i else "rejected", f"{_plan_text(r['plan'])}: {r['reason']}") for i, r in enumerate(rejected)]
     left = len(found["rejected"]) - len(rejected)
@@ -187,14 +188,14 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
 
 
 def _backward(found: dict[str, Any]) -> str:
-    """`dQ in tiles of 64 x 64, 2 stages, 4 warps; ...`; or why there is no such pass."""
+    """`fa2, dQ in tiles of 64 x 64, 2 stages, 4 warps; ...`; or why there is no such pass."""
     if "reason" in found:
         return str(found["reason"])
     kernels = (
         f"{name} in tiles of {own['tile_q']} x {own['tile_k']}, {_some(own['stages'], 'stage')}, "
         f"{_some(own['warps'], 'warp')}" for name, own in found["kernels"].items()
     )  # fmt: skip
-    return "; ".join(kernels)
+    return f"{found['algorithm']}, {'; '.join(kernels)}"
 
 
 def _plan_text(plan: dict[str, Any]) -> str:

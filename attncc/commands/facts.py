@@ -47,7 +47,7 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
 
 def backward_facts(planned: Planned) -> dict[str, Any] | None:
     """The kernels of the backward pass that walk over tiles, by what they make; or why there are none; None on CPUs."""
-    from attncc import pipeline
+    from attncc import pipeline, planner
 
     if not planned.target.is_gpu:
         return None
@@ -56,7 +56,14 @@ def backward_facts(planned: Planned) -> dict[str, Any] | None:
     except (PlanError, NotImplementedError) as fault:
         return {"reason": str(fault)}
     titles = {"dq": "dQ", "dkdv": "dK and dV" if plan.dv is None else "dK", "dv": "dV"}
-    return {"kernels": {titles[n]: plain(own) for n, own in plan.passes.items()}, "shared_bytes": plan.shared_bytes}
+    kernels = {titles[n]: plain(own) for n, own in plan.passes.items()}
+    if plan.sums == "added":  # one kernel makes them all
+        kernels = {"dQ, dK and dV": plain(plan.dkdv)}
+    refused = planner.backward_refused(planned.spec, planned.shape, planned.target, plan.int_bits)
+    return {
+        "algorithm": plan.algorithm, "kernels": kernels, "shared_bytes": plan.shared_bytes,
+        "rejected": [{"algorithm": "fa3", "reason": refused}] if refused else [],
+    }  # fmt: skip
 
 
 def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:

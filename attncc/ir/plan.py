@@ -77,7 +77,7 @@ class KernelPlan:
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ
     )
-    sums: str = ""  # fa3, backward: dQ is added up as it comes (added), or made by a kernel of its own (apart)
+    sums: str = ""  # fa3, backward. added: dQ is added up in memory as it comes; apart: a kernel of its own makes it
     dkdv: PassPlan | None = None  # and these those of dK and dV
     dv: PassPlan | None = None  # of dV alone, where registers have no room for both: `dkdv` makes dK then
 

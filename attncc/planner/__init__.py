@@ -12,6 +12,7 @@ from attncc.planner.classes import bucket_of, class_of
 
 if TYPE_CHECKING:
     from attncc.planner.backward import choose_backward
+    from attncc.planner.hopper_backward import backward_refused
     from attncc.planner.io import Costs, backward_costs, backward_forms, closed_forms, costs, sizes_of
     from attncc.planner.legality import Violation, violations
     from attncc.planner.search import Choice, choose, ranked
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PLACES = {
     "backward": ("choose_backward",),
+    "hopper_backward": ("backward_refused",),
     "io": ("Costs", "backward_costs", "backward_forms", "closed_forms", "costs", "sizes_of"),
     "legality": ("Violation", "violations"),
     "search": ("Choice", "choose", "ranked"),
@@ -53,6 +55,7 @@ __all__ = [
     "backward_candidates",
     "backward_costs",
     "backward_forms",
+    "backward_refused",
     "beside",
     "bucket_of",
     "candidates",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape, names
+from attncc.planner import hopper_backward
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.legality import MAX_HEAD_DIM, violations
 from attncc.planner.operands import WORD, operands
@@ -59,11 +60,17 @@ TOGETHER = 128  # columns of a head up to which registers have room for dK and d
 PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
 
 
-def choose_backward(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> KernelPlan:
+def choose_backward(
+    spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32, deterministic: bool = False
+) -> KernelPlan:
     """For each kernel the first schedule that fits `target`; PlanError where none does.
 
-    It depends on the head sizes and the dtype alone. What a spec's schedule pins is about the forward pass.
+    It depends on the head sizes and the dtype alone. The warp-specialised kernels come first where they are built and
+    were seen right, and where the spec's schedule pins their algorithm; the rest of a schedule is about the forward
+    pass. `deterministic` asks for equal bits of equal calls.
     """
+    if not hopper_backward.backward_refused(spec, shape, target, int_bits):
+        return hopper_backward.plan(replace(_base(spec, shape, int_bits), target=target.name), deterministic)
     reasons: list[str] = []
     plan = replace(_base(spec, shape, int_bits), target=target.name)
     apart = _loads(plan, target) == "descriptor" and _width(plan) > TOGETHER

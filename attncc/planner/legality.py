@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from attncc.ir import LOOP_OF, KernelPlan, PassPlan
-from attncc.planner import hopper, ladder_memory, registers, shared_memory
+from attncc.planner import hopper, hopper_backward, ladder_memory, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.tangent_memory import fa2_tangent
 from attncc.targets import Target
@@ -51,7 +51,8 @@ def violations(plan: KernelPlan, target: Target) -> tuple[Violation, ...]:
     if found or not target.is_gpu:
         return tuple(found)  # the estimates below are of well-formed plans
     if plan.algorithm == "fa3":
-        found = [Violation(*fault) for fault in hopper.faults(plan, target)]
+        rules = hopper_backward if plan.direction == "backward" else hopper
+        found = [Violation(*fault) for fault in rules.faults(plan, target)]
     return tuple(found or _resources(plan, target))
 
 
@@ -108,7 +109,8 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
 def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | PassPlan, int, int]]:
     """Each kernel, its bytes of shared memory, and the registers of a thread that it cannot do without."""
     if plan.algorithm == "fa3":
-        yield plan, hopper.shared_bytes(plan), hopper.registers(plan)
+        rules = hopper_backward if plan.direction == "backward" else hopper
+        yield plan, rules.shared_bytes(plan), rules.registers(plan)
         return
     if plan.direction in WHOLE:
         forward = BUILT[plan.algorithm] if plan.direction == "forward" else WHOLE[plan.direction]

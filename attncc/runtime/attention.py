@@ -13,7 +13,7 @@ import torch
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments, autograd, dropout, operator, winners
+from attncc.runtime import arguments, autograd, derivatives, dropout, operator, winners
 from attncc.runtime.device import INTERPRETER, target_for
 from attncc.runtime.kernels import Kernels, Place
 from attncc.runtime.ready import Launch, Ready
@@ -110,25 +110,27 @@ class Attention:
         which a normaliser that divides by no sum of exponentials refuses.
         `seed`, of a spec with dropout, says which weights are dropped; left out, it is the next of torch's generator on
         the CPU. `validate` checks what the spec promises of tensors (`sorted`), which waits for the device.
-        `deterministic` is accepted: both passes always are. Differentiable once by q, k, v and parameters that the spec
-        marks `grad`, out and lse alike. TypeError or ValueError name the argument that is wrong, one that requires a
-        gradient that the spec does not give among them.
+        Equal calls give equal bits, and with `deterministic` their gradients do too, for which a backward pass that
+        adds in any order gives way; left out, torch.use_deterministic_algorithms says so. Differentiable once by q, k,
+        v and parameters that the spec marks `grad`, out and lse alike. TypeError or ValueError name the argument that
+        is wrong, one that requires a gradient that the spec does not give among them.
         """
         if return_lse and not self.has_lse:
             why = "has a threshold in place of an lse" if self.statistic else "divides by no sum, and has no lse"
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
-        out, lse = self.both(q, k, v, given, validate)
+        out, lse = self.both(q, k, v, given, validate, deterministic)
         return (out, lse) if return_lse else out
 
     def both(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False,
+        deterministic: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """out and lse of a call; the lse is empty where the normaliser has none."""
         compiling = torch.compiler.is_compiling()
         if compiling or autocast_is_on():
             q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
         if compiling or dispatch_modes():  # selective checkpoints see one operator, not its parts
-            return self._in_graph(q, k, v, given, validate)
+            return self._in_graph(q, k, v, given, validate, deterministic)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
         try:
@@ -150,7 +152,7 @@ class Attention:
         if validate:
             self._validate(q, k, given)
         if autograd.is_recorded(self.spec, q, k, v, given):
-            return autograd.record(self, q, k, v, given)
+            return autograd.record(self, q, k, v, given, deterministic)
         return self._launch(ready, q, k, v, given)
 
     def run(
@@ -213,8 +215,9 @@ class Attention:
         arguments.check_sorted(self.spec, given)
 
     def _in_graph(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool,
+        deterministic: bool | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """The call as one operator, in a graph that is being made or for a mode that looks at operators; arguments are
         checked where it runs."""
         self._check_layout()
@@ -224,7 +227,7 @@ class Attention:
             autograd.refuse_ungiven(self.spec, autograd.requiring(given))
         if self.spec.dropout is not None and given.get("seed") is None:
             given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64)}
-        return operator.call(self, q, k, v, given)
+        return operator.call(self, q, k, v, derivatives.asking(given, deterministic))
 
     def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:
         """What these arguments lead to, checked."""
@@ -281,7 +284,7 @@ class Attention:
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
         narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
-        derived = [partial(self._derivative, make, place, shape) for make in (pipeline.backward, pipeline.tangent)]
+        derived = partial(self._backward, place, shape), partial(self._derivative, pipeline.tangent, place, shape)
         ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, *derived)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
@@ -319,16 +322,19 @@ class Attention:
         return found
 
     def gradients(
-        self, ready: Ready, call: tuple[torch.Tensor | None, ...], given: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, ready: Ready, call: tuple[torch.Tensor | None, ...], given: Mapping[str, Any],
+        deterministic: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
         """d_q, d_k, d_v, and those of `grad` parameters by name, of `call`: (q, k, v, out, lse, d_out, d_lse or None).
 
-        `ready` is that of the same q, k, v and parameters, which `given` has by name.
+        `ready` is that of the same q, k, v and parameters, which `given` has by name; `deterministic` as for a call.
         """
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
         values, narrow = self._values(ready, given)
-        launch = ready.backward(narrow)
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        launch = ready.backward(narrow, deterministic)
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values)
 
@@ -345,6 +351,10 @@ class Attention:
         launch = ready.tangent(narrow)
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values, **named)
+
+    def _backward(self, place: Place, shape: Shape, narrow: bool, deterministic: bool) -> Any:
+        make = pipeline.repeatable if deterministic else pipeline.backward
+        return self._derivative(make, place, shape, narrow)
 
     def _derivative(
         self, make: Callable[[pipeline.Planned], pipeline.Planned], place: Place, shape: Shape, narrow: bool

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attncc.runtime.derivatives import Call, Gradients, Tangents
+from attncc.runtime.derivatives import Call, Gradients, Tangents, asking
 from attncc.runtime.vmap import vmapped
 
 if TYPE_CHECKING:
@@ -85,8 +85,11 @@ class Differentiable(torch.autograd.Function):
         return vmapped(Differentiable.apply, call, info.batch_size, dims[1:], tensors)
 
 
-def record(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def record(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], deterministic: bool | None = None
+) -> tuple[Tensor, Tensor]:
     """out and lse of a call, with the way to its derivatives."""
+    given = asking(given, deterministic)
     names = tuple(n for n, x in given.items() if isinstance(x, Tensor))
     plain = {n: x for n, x in given.items() if n not in names}
     out, lse = Differentiable.apply(Call(attention, plain, names), q, k, v, *(given[n] for n in names))

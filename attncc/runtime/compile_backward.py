@@ -10,6 +10,7 @@ from typing import Any
 import triton
 
 from attncc.codegen.backward import backward_view
+from attncc.codegen.hopper_backward import hopper_backward_kernels
 from attncc.codegen.tangent import kernel_name, tangent_arguments
 from attncc.codegen.tangent_parts import spelled_names
 from attncc.ir import AttentionSpec, KernelPlan, Visits
@@ -30,6 +31,11 @@ def compiled_backward(
 ) -> Iterator[tuple[str, KernelPlan, Any]]:  # fmt: skip
     """Name, plan and Triton's CompiledKernel of each kernel of the file. PlanError where Triton refuses one."""
     module = load_module(source)
+    if plan.algorithm == "fa3":
+        for kernel in hopper_backward_kernels(spec, plan):
+            compiled = cross_compile(getattr(module, kernel.name), kernel.arguments, kernel.plan, True, compile)
+            yield kernel.name, kernel.plan, compiled
+        return
     for part in backward_view(spec, visits_q, visits_k, plan, ()).passes:
         name = part.kernel + ("" if aligned else "_any_stride")
         own = replace(

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from attncc.runtime.ready import Ready
 
 Axes = tuple["int | None", ...]
+ASKED = "deterministic"  # beside a call's parameters, where it was asked for; no parameter has that name
+
+
+def asking(given: Mapping[str, Any], deterministic: bool | None) -> Mapping[str, Any]:
+    """The parameters of a call, and whether its gradients are to have equal bits, where the call says so."""
+    return given if deterministic is None else {**given, ASKED: int(deterministic)}
+
+
+def asked(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool | None]:
+    """The parameters alone, and what was asked for."""
+    found = given.get(ASKED)
+    return {n: x for n, x in given.items() if n != ASKED}, None if found is None else bool(found)
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Call:
         return self.attention.run(q, k, v, self.given(params))
 
     def given(self, params: Sequence[Any]) -> dict[str, Any]:
-        return {**self.plain, **dict(zip(self.names, params, strict=True))}
+        return {**asked(self.plain)[0], **dict(zip(self.names, params, strict=True))}
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -68,7 +80,8 @@ class Gradients(Call):
         given, inputs = self.given(params), ("q", "k", "v", *self.names)
         learned = [inputs[i] for i in self.wanted if i >= 3]
         ready = self.attention.ready(q, k, v, given)
-        found = compute(self.attention, ready, given, learned, (q, k, v, out, lse, d_out, d_lse))
+        call = (q, k, v, out, lse, d_out, d_lse)
+        found = compute(self.attention, ready, given, learned, call, asked(self.plain)[1])
         every = dict(zip(("q", "k", "v", *learned), found, strict=True))
         return tuple(every[inputs[i]] for i in self.wanted)
 
@@ -105,7 +118,7 @@ class Tangents(Call):
 
 def compute(
     attention: Attention, ready: Ready, given: Mapping[str, Any], learned: Sequence[str],
-    call: tuple[Tensor | None, ...],
+    call: tuple[Tensor | None, ...], deterministic: bool | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """d_q, d_k, d_v and the gradients of the parameters called `learned`, in their types and on their devices.
 
@@ -115,5 +128,5 @@ def compute(
     assert out is not None
     d_lse = d_lse if attention.has_lse else None
     d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
-    d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given)
+    d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given, deterministic)
     return d_q, d_k, d_v, *(more[n].to(given[n]) for n in learned)

@@ -56,8 +56,10 @@ def _attention(
     spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from attncc.runtime.derivatives import asked
+
     with torch.no_grad():
-        return attention_of(spec, target).run(q, k, v, _given(names, tensors, ints, floats))
+        return attention_of(spec, target).run(q, k, v, asked(_given(names, tensors, ints, floats))[0])
 
 
 @_attention.register_fake
@@ -81,13 +83,14 @@ def _backward(
     floats: Numbers, out: Tensor, lse: Tensor, d_out: Tensor | None, d_lse: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """d_q, d_k, d_v and those of the tensors that the spec marks `grad`, in their order."""
-    from attncc.runtime.derivatives import compute
+    from attncc.runtime.derivatives import asked, compute
 
     attention = attention_of(spec, target)
-    given = _given(names, tensors, ints, floats)
+    given, deterministic = asked(_given(names, tensors, ints, floats))
     learned = _learned(attention.spec, names, tensors)
     with torch.no_grad():
-        found = compute(attention, attention.ready(q, k, v, given), given, learned, (q, k, v, out, lse, d_out, d_lse))
+        call, ready = (q, k, v, out, lse, d_out, d_lse), attention.ready(q, k, v, given)
+        found = compute(attention, ready, given, learned, call, deterministic)
     return [x.contiguous() for x in found]
 
 

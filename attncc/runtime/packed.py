@@ -34,11 +34,12 @@ class Packed(Attention):
         return _restored, (self.parsed.text, self.parsed.filename, self.consts, self.target)
 
     def both(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False,
+        deterministic: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         seen_later = torch.compiler.is_compiling() or dispatch_modes()
         checked = validate or (not seen_later and isinstance(q, torch.Tensor) and q.device.type == "cpu")
-        return super().both(q, k, v, _contiguous(given), checked)
+        return super().both(q, k, v, _contiguous(given), checked, deterministic)
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
