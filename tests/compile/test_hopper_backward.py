@@ -1,4 +1,4 @@
-"""The warp-specialised backward pass compiles without a GPU: products of warp groups, no spills, memory as predicted."""
+"""The warp-specialised backward pass compiles without a GPU: products of warp groups, no spills, memory as foretold."""
 
 from __future__ import annotations
 
