@@ -352,7 +352,7 @@ class Attention:
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values, **named)
 
-    def _backward(self, place: Place, shape: Shape, narrow: bool, deterministic: bool) -> Any:
+    def _backward(self, place: Place, shape: Shape, narrow: bool, deterministic: bool = False) -> Any:
         make = pipeline.repeatable if deterministic else pipeline.backward
         return self._derivative(make, place, shape, narrow)
 

@@ -24,5 +24,5 @@ class Ready:
     whole: bool  # TMA loads q too, not k and v alone
     narrow: bool  # 32-bit integers are exact, where no int parameter has a say in it
     device: int | None  # index of the GPU, where there are several
-    backward: Callable[[bool, bool], Backward]  # found or built when asked for, by: 32-bit integers do, deterministic
+    backward: Callable[..., Backward]  # found or built when asked for, by: 32-bit integers do, deterministic
     tangent: Callable[[bool], Tangent]  # likewise, by the first
