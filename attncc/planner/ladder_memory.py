@@ -1,16 +1,71 @@
-"""Shared memory of the kernels of standard attention and of FA1, in bytes a block: no less than Triton allocates."""
+"""Shared memory of the kernels of standard attention and of FA1, in bytes a block: no less than Triton allocates.
+
+Each has its own tiles beside those of fa2's step. Standard attention multiplies once in a kernel, and what it stores
+passes from the layout of the product to that of rows. FA1 keeps K and V of its outer loop and streams Q; the sums of a
+row pass through on their way from HBM or back. tests/compile/test_ladder.py compares.
+"""
 
 from __future__ import annotations
 
-from attncc.ir import KernelPlan
-from attncc.planner.shared_memory import fa2_forward
+from attncc.ir import KernelPlan, pieces
+from attncc.planner.shared_memory import ALIGNMENT, WORD, matrix_unit, parts
 from attncc.targets import Target
+
+SCORE = 4  # bytes of a score or a sum in HBM
+WHOLE = 8  # elements of a thread that pass at once
 
 
 def standard_forward(plan: KernelPlan, target: Target) -> int:
-    """Of the kernel that takes most."""
-    return fa2_forward(plan, target)
+    """Of the kernel that takes most; 0 on a CPU."""
+    return max(standard_kernels(plan, target).values(), default=0)
+
+
+def standard_kernels(plan: KernelPlan, target: Target) -> dict[str, int]:
+    """Of each kernel, by its stage."""
+    if not target.is_gpu:
+        return {}
+    tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
+    factors = tiles.weights + tiles.value
+    stored = plan.tile_q * plan.tile_k * SCORE  # on its way from the product's layout to rows
+    if unit == "wgmma":
+        scores = tiles.query + (plan.stages * tiles.key + stored if ahead else max(tiles.key, stored))
+        output = plan.stages * factors
+    elif unit == "tcgen05":
+        scores = tiles.query + plan.stages * tiles.key + (plan.tile_q * plan.tile_k if ahead else 0) + ALIGNMENT
+        output = plan.stages * factors + ALIGNMENT
+    elif unit == "mfma":
+        scores = max(tiles.query_piece, tiles.key_piece, ahead * tiles.key)
+        output = max(ahead, 1) * factors
+    else:
+        scores = tiles.query + max(tiles.key, ahead * tiles.key + stored)
+        output = max(max(ahead, 1) * factors, tiles.out_piece)
+    weights = plan.tile_q * plan.warps * WORD + tiles.passed
+    return {"scores": scores + tiles.key_operand, "weights": weights, "output": output}
 
 
 def fa1_forward(plan: KernelPlan, target: Target) -> int:
-    return fa2_forward(plan, target)
+    """0 on a CPU."""
+    if not target.is_gpu:
+        return 0
+    tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
+    kept, sums = tiles.key + tiles.value, max(_sums(plan, target), tiles.passed)
+    statistics = 2 * plan.tile_q * WORD
+    gathered = tiles.passed if plan.gather_bytes or plan.chain_bytes else 0  # while Q is there
+    if unit == "wgmma":
+        taken = kept + (plan.stages * tiles.query + sums + ALIGNMENT if ahead else max(sums, tiles.query + gathered))
+    elif unit == "tcgen05":
+        taken = kept + ALIGNMENT
+        taken += plan.stages * tiles.query + sums + tiles.weights if ahead else tiles.query_piece + gathered
+    elif unit == "mfma":
+        taken = max(sums + ahead * tiles.query, tiles.key_piece, tiles.value_piece, tiles.query_piece)
+    else:
+        taken = kept + max(ahead * (tiles.query + statistics) + max(sums, tiles.weights), tiles.query + gathered)
+    return taken + ahead * tiles.ahead + tiles.key_operand
+
+
+def _sums(plan: KernelPlan, target: Target) -> int:
+    """A piece of the output in float32; where the warps share out its columns, mostly a half of it at a time."""
+    columns = pieces(plan.head_dim_v)[0]
+    whole = plan.tile_q * columns * SCORE
+    shared_out = matrix_unit(plan, target) == "mma" and plan.tile_q < columns
+    return whole // 2 if shared_out and plan.tile_q * columns > WHOLE * plan.warps * target.warp_size else whole

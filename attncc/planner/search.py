@@ -11,7 +11,7 @@ from attncc import analysis
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
-from attncc.planner import efficiency, hopper, shared_memory
+from attncc.planner import efficiency, hopper, ladder, shared_memory
 from attncc.planner.classes import LONG, class_of
 from attncc.planner.io import Costs, costs
 from attncc.planner.legality import BUILT, Violation, violations
@@ -127,19 +127,13 @@ def _candidates(
 ) -> Iterator[KernelPlan]:
     if schedule.algorithm == "fa3" and target.is_gpu:
         return
-    rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
-    choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
-    if not target.is_gpu:
-        rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
-        choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
     algorithm = _algorithm(schedule, target)
-    pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     bare = replace(spec, masks=()) if visits is not None and visits.full else spec
     in_full = {apart: operands(bare, apart).levels for apart in (False, True)}
-    for tile_q, tile_k, stages, warps in product(*map(_pinned, pins, choices)):
+    for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
         ways = ("pointer",) if any_stride or algorithm != "fa2" else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits, algorithm)):
             plan = KernelPlan(
@@ -157,6 +151,23 @@ def _candidates(
                 gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart],
                 narrow_bytes=read.narrow, index_bytes=read.index,
             )  # fmt: skip
+
+
+def _tiles(
+    spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, algorithm: str
+) -> Iterator[tuple[int, int, int, int]]:
+    """tile_q, tile_k, stages and warps worth trying, with what is pinned."""
+    pins = (schedule.tile_q, schedule.tile_k, schedule.stages, schedule.warps)
+    rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
+    choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
+    if not target.is_gpu:
+        rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
+        choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
+    elif algorithm in ladder.ALGORITHMS:
+        for known in ladder.schedules(algorithm, spec, shape, target, rows[0]):
+            yield from product(*map(_pinned, pins, ((one,) for one in known)))
+        return
+    yield from product(*map(_pinned, pins, choices))
 
 
 def _hopper(
