@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, multiply, variables
 from attncc.analysis.normaliser import Normaliser
@@ -161,7 +162,7 @@ class Gradients:
         if sink is None or not found:
             return []
         lines = [f"share = -torch.exp({low.number(sink, low.row)} - top) * delta"]
-        return lines + [self._give(p, at, SHARE, d, low.row) for p, at, d in found]
+        return lines + [line for p, at, d in found for line in self._once(p, at, SHARE, d, low.row)]
 
     def scale(self) -> list[str]:
         """Parameters of the scale: a row's sum of ds and the unscaled product is its d_query times q."""
@@ -178,7 +179,7 @@ class Gradients:
         if e is None:
             return []
         given = multiply(P, DP)
-        lines = [self._give(p, at, given, d, pair, "p") for p, at, d in self._all(e)]
+        lines = [line for p, at, d in self._all(e) for line in self._once(p, at, given, d, pair, "p")]
         text = self.low.number(e, pair)
         both = ("weighted", "p"), ("dp", "dp")
         self.gained = f"dp * ({text})"
@@ -227,7 +228,7 @@ class Gradients:
         made = f"{text}.clone()" if e in known else text  # later lines change s in place
         whole = of_dtype(e) and "s" in names(e)
         lines.append(f"{result} = {made}" if whole else f"{result} = torch.empty_like(s).copy_({text})")
-        back = [self._give(p, at, DS, d, pair) for p, at, d in partials]
+        back = [line for p, at, d in partials for line in self._once(p, at, DS, d, pair)]
         if slope == ZERO:
             back.append("ds = torch.zeros_like(ds)")
         elif slope != ONE:
@@ -246,6 +247,10 @@ class Gradients:
         if is_tensor(slope) and not of_dtype(slope):
             text = f"({text}).to(dtype)"
         return text if _tame(slope) else f"torch.where({zero} == 0, 0.0, {text})"
+
+    def _once(self, *what: Any) -> list[str]:
+        """What `_give` says, in the one pass that parameters get their sums in."""
+        return ["if of_rows:", f"    {self._give(*what)}"]
 
     def _give(self, p: Param, at: Expr, given: Expr, slope: Expr, lines: list[str], zero: str = "") -> str:
         """The line that adds given * slope to the parameter's cells; `zero` names what is 0 for excluded pairs."""

@@ -17,6 +17,7 @@ from attncc import analysis, frontend
 from attncc.codegen import parameter_names
 from attncc.codegen.cpu_backward import render_cpu_backward
 from attncc.ir import KernelPlan
+from attncc.runtime.reference import has_lse, reference
 from tests.backward import cases
 from tests.backward.dense import attention, leaves
 
@@ -150,6 +151,51 @@ def test_excluded_pairs_give_exactly_nothing():
     assert d_q[0, 0, 10:].isfinite().all() and d_v[0, 0, :, 1:].isfinite().all() and d_k[1].isfinite().all()
 
 
+UNSEEN = [
+    "attention a { mask k <= q - 20 }",
+    "attention a(t: f32[h] grad) { mask k <= q - 20 score s * t[h] + tanh(s) weight t[h] }",
+    "attention a { mask k <= q - 20 softmax sigmoid(0.5) }",
+]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("text", UNSEEN)
+def test_a_row_that_is_not_finite_reaches_the_keys_that_it_sees_alone(text, bad):
+    """In the same tile as others: row 34 sees keys up to 30, and what it holds goes no further."""
+    spec, _, backward = program(text)
+    params = {p.name: torch.tensor([0.5, 1.5]) for p in spec.params}
+    (q, k, v, d_out, _), _ = inputs(cases.Case("a", text))
+    d_lse = torch.ones(2, 2, 37) if has_lse(spec) else None
+    for which in ("q", "d_out", "d_lse")[: 3 if d_lse is not None else 2]:
+        given = {"q": q.clone(), "d_out": d_out.clone(), "d_lse": None if d_lse is None else d_lse.clone()}
+        given[which][0, 0, 34] = bad
+        out, lse = (x.float() for x in reference(spec, given["q"], k, v, params))
+        have = gradients(spec, backward, (given["q"], k, v, given["d_out"], given["d_lse"]), params, out, lse)
+        given[which][0, 0, 34] = 0.0  # beyond what it sees, this row is as good as any other
+        call = (given["q"], k, v, given["d_out"], given["d_lse"])
+        out, lse = (x.float() for x in reference(spec, given["q"], k, v, params))
+        want = gradients(spec, backward, call, params, out, lse)
+        for name in "kv":
+            assert torch.equal(have[name][0, 0, 31:], want[name][0, 0, 31:]), (which, name)
+            assert torch.equal(have[name][1], want[name][1]), (which, name)
+        assert torch.equal(have["q"][0, 0, :34], want["q"][0, 0, :34]), which
+        seen = [have[name][0, 0, :31].isfinite().all() for name in "qkv"]
+        assert not all(seen), which
+
+
+@pytest.mark.parametrize("case", [c for c in cases.QUICK if not c.strided], ids=lambda c: c.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_gradients_are_sums_in_float32_rounded_once(case, dtype):
+    spec, _, backward = program(case.text)
+    (q, k, v, d_out, d_lse), params = inputs(case, dtype)
+    out, lse, _ = wanted(spec, case, (q, k, v, d_out, d_lse), params)
+    out = out.to(dtype).float()
+    have = gradients(spec, backward, (q, k, v, d_out, d_lse), params, out, lse)
+    wide = gradients(spec, backward, (*(x.float() for x in (q, k, v, d_out)), d_lse), params, out, lse)
+    for name, x in have.items():
+        assert torch.equal(x, wide[name].to(x.dtype)), name
+
+
 class Largest(TorchDispatchMode):
     """The largest storage that an operator made."""
 
@@ -203,18 +249,21 @@ class Peak(TorchDispatchMode):
         self.held -= size
 
 
-def test_memory_beyond_what_a_call_returns():
-    """In float32 no more than 16 bytes for each batch entry, head and row, forward and backward."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_memory_beyond_what_a_call_returns(dtype):
+    """No more than 16 bytes for each batch entry, head and row, forward and backward."""
     attn = attncc.compile("attention a(t: f32[h] grad) { score s * t[h] mask k <= q }")
     peaks, head, heads = [], 16, 2
     for rows in (1024, 2048):
-        q, k, v = (torch.randn(1, heads, rows, head, requires_grad=True) for _ in range(3))
+        q, k, v = (torch.randn(1, heads, rows, head, dtype=dtype, requires_grad=True) for _ in range(3))
         t = torch.ones(heads, requires_grad=True)
         attn(q, k, v, t=t).sum().backward()
         ready = attn.ready(q, k, v, {"t": t})
         with torch.no_grad(), Peak() as peak:
             out, lse = attn._launch(ready, q, k, v, {"t": t})
-            found = attn.gradients(ready, (q, k, v, out, lse, torch.ones(()).expand(out.shape), None), {"t": t})
+            found = attn.gradients(
+                ready, (q, k, v, out, lse, torch.ones((), dtype=dtype).expand(out.shape), None), {"t": t}
+            )
         returned = sum(x.nbytes for x in (out, *found[:3]))
         peaks.append(peak.peak - returned)
     assert 0 <= peaks[1] - peaks[0] <= 16 * heads * 1024
