@@ -73,8 +73,9 @@ def alike(
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> tuple[str, ...]:
-    """What both begin with."""
-    return tuple(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """The whole statements that both begin with."""
+    same = tuple(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return same[:-1] if same and same[-1].endswith(":") else same
 
 
 def _needed(loads: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:

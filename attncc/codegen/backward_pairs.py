@@ -35,6 +35,7 @@ class Pairs:
     weighing: tuple[str, ...]  # from the masked score to p
     chain: tuple[str, ...]  # from dp to ds by the scaled score
     product: bool  # the unscaled product is wanted
+    slopes: bool  # a derivative reads the score before it
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class _Stage:
     slope: Expr
     partials: tuple[tuple[Site, Expr], ...]
     before: str  # the name of its `s`
-    wild: bool  # a derivative may be infinite where p is 0
+    wild: bool  # a derivative may be infinite, or NaN, where p is 0
+    reads_s: bool  # a derivative reads the score before it
 
 
 def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> Pairs:
@@ -71,12 +73,15 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         weighted = "p_kept"
         chain.append("dp = tl.where(survives, dp * rescue, 0.0)")
     if spec.weight is not None:
-        for site, slope in _partials(spec.weight, sites):
+        found = _partials(spec.weight, sites)
+        chain += _kept("dp") if found else []
+        for site, slope in found:
             chain += _add(lowering, site, multiply(multiply(P, DP), slope), _wild(slope))
-    weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
-    if weight:
+        weight = lowering.text(spec.weight, TERM)
         chain.append(f"dp = dp * {weight}")
-        weighted = f"({weighted} * {weight})"
+        weighed = f"{weighted} * {weight}"
+        weighted = f"tl.where({weighted} == 0, 0.0, {weighed})" if _wild(spec.weight) else f"({weighed})"
+    chain += _kept("dp") if not rule.has_lse else []
     chain += through
     none = "p == 0" if rule.has_lse else "ds == 0"
     for made in reversed(stages):
@@ -84,10 +89,10 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
     lowering.names["s"] = "s"
     scale = _partials(spec.scale, sites) if spec.scale is not None else ()
     for site, slope in scale:
-        chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), False)
+        chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), True, none)
     return Pairs(
         lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weighted, weighing,
-        tuple(chain), bool(scale),
+        tuple(chain), bool(scale), any(stage.reads_s for stage in stages),
     )  # fmt: skip
 
 
@@ -109,7 +114,8 @@ def _weights(
 ) -> tuple[tuple[str, ...], list[str]]:  # fmt: skip
     """From the masked score to p, and from dp to ds by that score."""
     if rule.stages is None:
-        return (f"p = tl.exp2({score} * {unit} - lse)",), ["ds = p * (dp - delta)"]
+        weighing = (f"p = tl.exp2({score} * {unit} - lse)", *_kept("p"))
+        return weighing, ["ds = p * (dp - delta)", *_kept("ds")]
     stages: list[_Stage] = []
     lines: list[str] = []
     current = score
@@ -127,6 +133,11 @@ def _weights(
     return tuple(lines), chain
 
 
+def _kept(name: str) -> list[str]:
+    """Lines that make a value 0 at pairs that the mask excludes: there it may be anything, NaN too."""
+    return ["if masked:", f"    {name} = tl.where(keep, {name}, 0.0)"]
+
+
 def _partials(e: Expr, sites: Sequence[Site]) -> tuple[tuple[Site, Expr], ...]:
     found = ((site, derivative(e, site.at)) for site in sites)
     return tuple((site, slope) for site, slope in found if slope != ZERO)
@@ -139,13 +150,14 @@ def stage(
     made of."""
     lowering.names["s"] = before
     found, plain = _partials(score, sites), level(score) != "pair"
-    wild = any(_wild(e) for e in (derivative(score, S), *(e for _, e in found)))
+    derivatives = derivative(score, S), *(e for _, e in found)
+    wild, reads_s = any(map(_wild, derivatives)), any("s" in names(e) for e in derivatives)
     lines, (score, slope, *slopes) = _share(lowering, [score, derivative(score, S), *(e for _, e in found)])
     asked = any("s" in names(e) for e in (slope, *slopes))
     after = after or (lowering.fresh.fresh("s_then") if asked else before)
     lines.append(f"{after} = {score_text(lowering, score) if plain else lowering.text(score)}")
     partials = tuple((site, e) for (site, _), e in zip(found, slopes, strict=True))
-    return _Stage(tuple(lines), slope, partials, before, wild), after
+    return _Stage(tuple(lines), slope, partials, before, wild, reads_s), after
 
 
 def _share(lowering: Lowering, exprs: list[Expr]) -> tuple[list[str], list[Expr]]:
@@ -172,8 +184,11 @@ def _put(node: Expr, old: Expr, new: Expr) -> Expr | None:
 
 
 def _wild(e: Expr) -> bool:
-    """Whether a factor may be infinite where p is 0: functions without a bound, quotients by what is no parameter."""
+    """Whether a factor may be infinite, or NaN, where p is 0: functions without a bound, quotients by what is no
+    parameter, what a tensor holds for a row, a key or a pair."""
     for node in walk(e):
+        if isinstance(node, Read) and node.type == "float" and level(node) != "program":
+            return True
         if isinstance(node, Op) and node.op in ("exp", "exp2", "log", "log2", "sqrt"):
             return True
         if isinstance(node, Op) and node.op == "/" and not isinstance(node.args[1], (Const, Var)):
@@ -197,10 +212,16 @@ def _add(lowering: Lowering, site: Site, e: Expr, wild: bool, none: str = "p == 
         return [f"tl.store({cell_pointer(lowering, site)}, {value}, {cell_inside(lowering, site)})"]
     if site.kind == "alike":
         within = " & ".join(_inside(lowering, site)) or "True"
-        return [f"tally_one({site.pointer} + {table_cell(lowering, site)}, {_safe(lowering, e, wild, none)}, {within})"]
+        entry = f"{site.pointer} + {table_cell(lowering, site)}"
+        return _once(lowering, f"tally_one({entry}, {_safe(lowering, e, wild, none)}, {within})")
     inside = " & ".join(["(row < q_len)", "(k < k_len)", *_inside(lowering, site)])
     value = _safe(lowering, e, wild, none)
-    return [f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {value}, {inside})"]
+    return _once(lowering, f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {value}, {inside})")
+
+
+def _once(lowering: Lowering, line: str) -> list[str]:
+    """For a line that adds to memory: not where products are made once more."""
+    return ["if not again:", f"    {line}"] if lowering.spec.masks else [line]
 
 
 def _helper(site: Site) -> str:
