@@ -34,7 +34,7 @@ class Schedule:
 # The widest that do not spill for causal attention, but for a few words at the edge of a loop. tcgen05 keeps sums in a
 # memory of its own, which costs registers as soon as the loop is pipelined; mfma has no asynchronous copies.
 BY_POINTER = {
-    "wgmma": (Schedule(64, 128, 64, 8, 3), Schedule(128, 128, 32, 8, 3), Schedule(192, 64, 32, 8, 2),
+    "wgmma": (Schedule(64, 128, 64, 8, 3), Schedule(128, 64, 64, 4, 2), Schedule(192, 64, 32, 8, 2),
               Schedule(512, 64, 16, 8, 2), Schedule(512, 64, 16, 8, 1)),
     "tcgen05": (Schedule(64, 128, 64, 8, 1), Schedule(128, 128, 32, 8, 1), Schedule(512, 64, 16, 8, 1)),
     "mma": (Schedule(32, 128, 64, 8, 2), Schedule(64, 128, 32, 8, 2), Schedule(96, 64, 16, 8, 2),
