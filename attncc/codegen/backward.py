@@ -34,7 +34,7 @@ from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_che
 from attncc.codegen.signature import Argument
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
