@@ -91,12 +91,13 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
 def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
     """Lines of `explain`: label and text."""
     ratio = io["standard_hbm_bytes"] / io["hbm_bytes"]
-    standard = f"standard attention moves {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
+    standard = f"algorithm standard {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
     over = "" if io["visited_tiles"] is not None else ", over all tiles: how many are visited is not known"
     lines = [
-        ("memory", f"{amount(io['hbm_bytes'], 'B')}{_cache(io)}; {standard}"),
-        ("formula", f"{io['formulas']['hbm_bytes']} bytes; without a cache {io['formulas']['streamed_bytes']}, "
-                    f"{amount(io['streamed_bytes'], 'B')}; standard attention {io['formulas']['standard_hbm_bytes']}"),
+        ("memory", f"{amount(io['hbm_bytes'], 'B')} of HBM{_cache(io)}; {standard}"),
+        ("formula", io["formulas"]["hbm_bytes"]),
+        ("no cache", f"{io['formulas']['streamed_bytes']}: {amount(io['streamed_bytes'], 'B')}"),
+        ("standard", io["formulas"]["standard_hbm_bytes"]),
         ("", _letters(io["formulas"])),
         ("work", f"{amount(io['flops'], 'FLOP')}, {amount(io['exponentials'], '')} exponentials{over}"),
         ("time", _time(io)),
@@ -118,7 +119,7 @@ def _letters(formulas: dict[str, str]) -> str:
 
 def _cache(io: dict[str, Any]) -> str:
     """Whether the L2 keeps what streams by; nothing where it plays no part."""
-    return "" if io["held"] else ", since the L2 does not hold what streams by from one use to the next"
+    return "" if io["held"] else ", what the L2 does not hold from use to use read again"
 
 
 def _time(io: dict[str, Any]) -> str:

@@ -105,7 +105,7 @@ def costs(
 
 def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
     """Those of the forward pass, with the numbers or symbols of `sizes`."""
-    return traffic.forward(plan.algorithm, sizes, 3 if plan.reference == "two_pass" else 2)
+    return traffic.forward(plan.algorithm, sizes, plan.reference == "two_pass")
 
 
 def backward_costs(
@@ -206,15 +206,13 @@ def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -
     `hbm_bytes` is that of a call whose streams the L2 holds, or does not, as `sizes` tells (left out: it does).
     `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
     """
-    import sympy
-
     named = symbols(plan)
     kernels = forward_kernels(plan, named)
     own = (None,) * len(kernels) if sizes is None else forward_kernels(plan, sizes)
     forms = [kernel_forms(k, o, target) for k, o in zip(kernels, own)]
     found = {name: sum(form[name] for form in forms) for name in forms[0]}
     found["standard_hbm_bytes"] = standard_bytes(named)
-    found = {name: sympy.factor_terms(value) for name, value in found.items()}
+    found = {name: tidied(value, named) for name, value in found.items()}
     shared = _shared_form(plan, target, named)
     return found if shared is None else {**found, "shared_bytes": shared}
 
@@ -223,11 +221,22 @@ def backward_forms(
     plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None
 ) -> dict[str, dict[str, Any]]:
     """The same of each kernel of a backward call, by its name; T_q, T_k and tiles are that kernel's own."""
-    import sympy
-
     named, own = symbols(plan), backward_kernels(plan, shape, target, tiles)
     found = {k.name: kernel_forms(KERNELS[k.name, plan.dv is not None](named), k, target) for k, _ in own}
-    return {name: {n: sympy.factor_terms(f) for n, f in forms.items()} for name, forms in found.items()}
+    return {name: {n: tidied(f, named) for n, f in forms.items()} for name, forms in found.items()}
+
+
+def tidied(form: Any, s: Sizes) -> Any:
+    """By pairs of visited tiles, tiles, rows and keys, with what stands for each of them."""
+    import sympy
+
+    pair, row, key = sympy.symbols("pair row key", positive=True)
+    rest = sympy.expand(form).subs(s.tiles, pair / (s.tile_q * s.tile_k))
+    rest = sympy.expand(rest).subs(s.heads, row / (s.batch * s.q_len)).subs(s.kv_heads, key / (s.batch * s.k_len))
+    found = sympy.Integer(0)
+    for unit, whole in ((pair, s.pairs), (row, s.rows), (key, s.keys)):
+        found += whole * sympy.factor_terms(sympy.expand(rest).coeff(unit, 1))
+    return found
 
 
 def kernel_forms(kernel: Kernel, own: Kernel | None, target: Target) -> dict[str, Any]:

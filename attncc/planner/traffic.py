@@ -8,7 +8,7 @@ what a memory without a cache sees: that is `streamed` here. The order of fa2's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
@@ -116,10 +116,15 @@ def _rows_and_gradients(s: Sizes, row: Any) -> Stream:
     )
 
 
-def fused(s: Sizes) -> Kernel:
-    """The forward pass of fa2 and fa3: Q is read and Out written once, K and V stream by."""
+def fused(s: Sizes, two_pass: bool = False) -> Kernel:
+    """The forward pass of fa2 and fa3: Q is read and Out written once, K and V stream by; K twice where a first pass
+    looks for the maximum."""
     once = s.rows * (s.columns * s.element + STATISTIC) + s.pairs * s.operand
-    return Kernel("forward", once, (_keys_and_values(s),), 2 * s.pairs * s.columns, s.pairs)
+    stream, columns = _keys_and_values(s), s.columns
+    if two_pass:
+        more = s.tiles * s.tile_k * s.head_dim * s.element
+        stream, columns = replace(stream, loaded=stream.loaded + more), columns + s.head_dim
+    return Kernel("forward", once, (stream,), 2 * s.pairs * columns, s.pairs)
 
 
 def standard_scores(s: Sizes) -> Kernel:
@@ -153,11 +158,11 @@ def fa1(s: Sizes) -> Kernel:
     return Kernel("forward", once, (rows,), 2 * s.pairs * s.columns, s.pairs)
 
 
-def forward(algorithm: str, s: Sizes, reads: int = 2) -> tuple[Kernel, ...]:
-    """The kernels of a forward pass, in the order in which they run; `reads` as for `standard_weights`."""
+def forward(algorithm: str, s: Sizes, two_pass: bool = False) -> tuple[Kernel, ...]:
+    """The kernels of a forward pass, in the order in which they run."""
     if algorithm == "standard":
-        return standard_scores(s), standard_weights(s, reads), standard_output(s)
-    return (fa1(s),) if algorithm == "fa1" else (fused(s),)
+        return standard_scores(s), standard_weights(s, 3 if two_pass else 2), standard_output(s)
+    return (fa1(s),) if algorithm == "fa1" else (fused(s, two_pass),)
 
 
 def delta(s: Sizes) -> Kernel:
