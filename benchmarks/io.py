@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 import attncc
 from attncc import frontend, pipeline
@@ -270,8 +271,8 @@ def measure(folder: Path, only: str, counters: bool) -> dict[str, Any]:
         torch.cuda.empty_cache()
     print(f"timed at {time.perf_counter() - start:.0f} s", flush=True)
     record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "attncc": attncc.__version__,
-        "date": datetime.date.today().isoformat(), "rows": list(rows.values()),
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rows": list(rows.values()),
     }  # fmt: skip
     if counters:
         for i, kernels in counted([i for i in wanted if "ms" in rows[i]], folder).items():

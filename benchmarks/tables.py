@@ -45,10 +45,56 @@ def host(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def ladder(record: dict[str, Any]) -> list[list[str]]:
+    """Of results/io.json: time, bytes of HBM and memory of each rung by length, then all cases with their predictions."""
+    rungs: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in record["rows"]:
+        case = row["case"]
+        if (case["heads"], case["head_dim"], case["spec"], case["tile_k"]) == (4, 128, "full", None):
+            rungs.setdefault(f"{case['algorithm']} {case['direction']}", {})[case["length"]] = row
+    lengths = sorted({n for rows in rungs.values() for n in rows})
+    made = []
+    for told in (_milliseconds, _traffic, _beyond):
+        lines = [_cells("length", *rungs), "|---" * (len(rungs) + 1) + "|"]
+        lines += [_cells(f"{n // 1024}K", *(told(rows.get(n)) for rows in rungs.values())) for n in lengths]
+        made.append(lines)
+    counted = [row for row in record["rows"] if row.get("ratio")]
+    lines = [_cells("case", "counted", "predicted", "of it"), "|---|---|---|---|"]
+    for row in counted:
+        if row["name"] not in {r["name"] for rows in rungs.values() for r in rows.values()}:
+            guess = row["model"]["hbm_bytes"]
+            lines.append(_cells(row["name"], _bytes(row["measured_bytes"]), _bytes(guess), f"{row['ratio']:.2f}"))
+    return [*made, lines]
+
+
+def _milliseconds(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or "ms" not in row else f"{row['ms']:.3g}"
+
+
+def _traffic(row: dict[str, Any] | None) -> str:
+    if row is None or not row.get("measured_bytes"):
+        return "-"
+    return f"{_bytes(row['measured_bytes'])} ({_bytes(row['model']['hbm_bytes'])})"
+
+
+def _beyond(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or "beyond_bytes" not in row else _bytes(row["beyond_bytes"])
+
+
+def _bytes(number: float) -> str:
+    """Three digits and a decimal prefix."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 1000 or unit == "GB":
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
 def made_with(record: dict[str, Any]) -> str:
     """The machine and versions of a record."""
     torch, device = record["torch"].split("+")[0], record["device"].removeprefix("NVIDIA ")
-    return f"{device}, PyTorch {torch}, Triton {record['triton']}, {record['date']}"
+    triton = f", Triton {record['triton']}" if "triton" in record else ""
+    return f"{device}, PyTorch {torch}{triton}, {record['date']}"
 
 
 def tables() -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ HEADS_CACHED = 32 * 2**20  # bytes of K and V whose heads the warp-specialised k
 class Costs:
     """The amounts of one call as numbers, and the time they take.
 
-    hbm_bytes           to and from the memory, behind the L2 (`held`: it keeps what streams by from use to use)
+    hbm_bytes           to and from the memory, behind the L2 (`held`: each byte comes once)
     streamed_bytes      the same without a cache: what theorem 2 of FlashAttention counts
     standard_hbm_bytes  standard attention, with the same tiles left out: scores are written in float32 and read twice,
                         weights are written and read once
@@ -147,7 +147,8 @@ def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: 
     roofline = sum(max(times.values()) for times in each)
     return Costs(
         int(memory), int(sum(k.streamed for k in kernels)), int(standard_bytes(sizes)), int(flops), int(exponentials),
-        plan.shared_bytes, bound, roofline, roofline, all(s.held(target.l2_bytes) for k in kernels for s in k.streams),
+        plan.shared_bytes, bound, roofline, roofline,
+        all(s.from_memory(target.l2_bytes) == s.distinct for k in kernels for s in k.streams),
     )  # fmt: skip
 
 
