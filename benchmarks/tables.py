@@ -46,7 +46,7 @@ def host(record: dict[str, Any]) -> list[str]:
 
 
 def ladder(record: dict[str, Any]) -> list[list[str]]:
-    """Of results/io.json: time, bytes of HBM and memory of each rung by length, then all cases with their predictions."""
+    """Of results/io.json: time, bytes of HBM and memory of each rung by length, then the other cases."""
     rungs: dict[str, dict[int, dict[str, Any]]] = {}
     for row in record["rows"]:
         case = row["case"]

@@ -63,7 +63,9 @@ def choose(
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
     timed, spread = _timed(legal, spec, usual, target, visits)
     best, plan = timed[0]
-    slower = [(p, f"predicted {_ratio(c, best)} times the time{_faults(p, target)}") for c, p in timed[1 : SHOWN + 1]]
+    slower = [
+        (p, f"predicted {_ratio(c, best)} times the time{_why(p, target, spread)}") for c, p in timed[1 : SHOWN + 1]
+    ]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
     return Choice(plan, rejected, costs(plan, shape, target, spread=spread))
@@ -234,17 +236,20 @@ def _ratio(other: Costs, best: Costs) -> str:
     return f"{other.predicted_ms / best.predicted_ms:.2f}"
 
 
-def _faults(plan: KernelPlan, target: Target) -> str:
+def _why(plan: KernelPlan, target: Target, spread: str) -> str:
+    """What the prediction rests on: a measured rate, or what is known to slow such a plan down."""
     names = {
-        "spills": "registers run out",
-        "tight": "registers may run out",
-        "across": "rows are shared out over warps",
-        "serial": "loads are not overlapped",
-        "half": "half of the tensor cores idle",
-        "alone": "one block on an SM",
-    }
-    found = [names[f] for f in efficiency.faults(plan, target) if f in names] if target.is_gpu else []
-    return f" ({', '.join(found)})" if found else ""
+        "spills": "registers run out", "tight": "registers may run out", "across": "rows are shared out over warps",
+        "serial": "loads are not overlapped", "half": "half of the tensor cores idle", "alone": "one block on an SM",
+        "shallow": "two stages of loads",
+    }  # fmt: skip
+    if not target.is_gpu:
+        return ""
+    rate = efficiency.efficiency(plan, target, spread) * target.reachable_tflops
+    if efficiency.measured(plan, target) is not None:
+        return f" (measured at {rate:.0f} TFLOP/s)"
+    found = [names[f] for f in efficiency.faults(plan, target) if f in names]
+    return f" (not measured{''.join(f', {text}' for text in found)})"
 
 
 def _worst(faults: tuple[Violation, ...]) -> Violation:
