@@ -12,7 +12,6 @@ that attncc raises of its own is an attncc.AttnError, and wrong arguments are a 
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 from attncc.errors import AttnError, EnvironmentFault, PlanError, SpecError
@@ -24,13 +23,10 @@ __all__ = ["AttnError", "EnvironmentFault", "PlanError", "SpecError", "__version
 def __getattr__(name: str) -> Any:
     """What imports torch, which a warm build on the command line does without, is imported when it is asked for."""
     if name in ("compile", "load", "merge"):
-        collecting = gc.isenabled()
-        gc.disable()  # what is imported stays, and a collection in between would go through all of torch
-        try:
+        from attncc.runtime.loader import lasting
+
+        with lasting():
             from attncc import api
-        finally:
-            if collecting:
-                gc.enable()
         return getattr(api, name)
     raise AttributeError(f"module 'attncc' has no attribute {name!r}")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.machinery
 import importlib.util
 import io
 import linecache
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +31,18 @@ class Held(InspectLoader):
         return False
 
 
+@contextmanager
+def lasting() -> Iterator[None]:
+    """For imports: what they make stays, and a collection of garbage in between would go through all of torch."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def load_module(path: Path, source: bytes, name: str) -> ModuleType:
     """Execute `source`, the content of the file at `path`, under a module name of its own.
 
@@ -40,5 +55,6 @@ def load_module(path: Path, source: bytes, name: str) -> ModuleType:
     lines = list(io.StringIO(loader.text))
     linecache.cache[loader.path] = (len(loader.text), None, lines, loader.path)  # None: never compared with the file
     sys.modules[name] = module  # Triton looks its kernels' globals up there
-    loader.exec_module(module)
+    with lasting():  # of triton, the first time
+        loader.exec_module(module)
     return module

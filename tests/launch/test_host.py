@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 import attncc
 from attncc import pipeline
 from attncc.runtime.kernels import Kernels
+from attncc.runtime.loader import load_module
 from tests.house.tree import ROOT
 
 TRITONS = ("tensor_descriptor.py", "_utils.py", "<string>")  # making descriptors, which a bare launch has to do too
@@ -105,6 +107,15 @@ def test_27_many_lengths_and_batches_build_few_kernels(gpu, monkeypatch):
                 attention(x, x, x, window=length, bias=torch.zeros(2))
             attention.ready(x, x, x, {"window": length, "bias": torch.zeros(2)}).backward(True)
     assert 1 <= len(built["forward"]) <= 4 and 1 <= len(built["backward"]) <= 4
+
+
+def test_nothing_is_collected_while_modules_are_made(tmp_path):
+    """A collection goes through all that torch has made, which takes longer than the imports."""
+    made = load_module(tmp_path / "quiet.py", b"import gc\ncollects = gc.isenabled()\n", "attncc_generated_quiet")
+    assert not made.collects and gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        load_module(tmp_path / "wrong.py", b"1 / 0", "attncc_generated_wrong")
+    assert gc.isenabled()
 
 
 NEW_PROCESS = """
