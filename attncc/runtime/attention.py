@@ -238,23 +238,33 @@ class Attention:
 
     def _values(self, ready: Ready, given: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
-        if self._same_names and not self._scalars:
-            return given, ready.narrow
-        values = {spelled: given[name] for name, spelled in self._tensors.items()}
-        ints: tuple[int, ...] = ()
+        numbers, narrow = ready.usual, ready.narrow
+        if numbers is None:
+            numbers, ints = self._numbers(ready.clamps, given)
+            narrow = narrow and (not ints or ready.fits(ints))
+        elif self._same_names:
+            return ({**numbers, **given} if numbers else given), narrow
+        values = {**numbers, **{spelled: given[name] for name, spelled in self._tensors.items()}}
+        if "seed" in given:
+            values["seed"] = given["seed"]
+        return values, narrow
+
+    def _numbers(
+        self, clamps: Mapping[str, tuple[int, int]], given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Scalars by their names in the generated file, and the ints among them in order."""
+        values, ints = {}, []
         for name, spelled, plain, p, divides in self._scalars:
             value = given.get(name, p.default)
             if not plain or type(value) is not int or not -(2**63) <= value < 2**63:
                 value = arguments.scalar(p, value, divides)
             if type(value) is int:
-                bounds = ready.clamps.get(name)
+                bounds = clamps.get(name)
                 if bounds is not None:
                     value = min(max(value, bounds[0]), bounds[1])
-                ints += (value,)
+                ints.append(value)
             values[spelled] = value
-        if "seed" in given:
-            values["seed"] = given["seed"]
-        return values, ready.narrow and (not ints or ready.fits(ints))
+        return values, tuple(ints)
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
         """The slow way, once for a signature: every check, and the kernel found or built."""
@@ -282,10 +292,15 @@ class Attention:
             for n, (low, high) in self._widths.clamps.items()
         }
         fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
-        narrow = any(p.type == "int" for p in self.spec.scalars) or fits(())
+        usual, narrow = None, True
+        if not any(name in given for name, *_ in self._scalars):
+            usual, ints = self._numbers(clamps, {})
+            narrow = fits(ints)
+        elif not any(p.type == "int" for p in self.spec.scalars):
+            narrow = fits(())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
         derived = partial(self._backward, place, shape), partial(self._derivative, pipeline.tangent, place, shape)
-        ready = Ready(launches, build, clamps, fits, aligned, whole, narrow, device, *derived)
+        ready = Ready(launches, build, clamps, usual, fits, aligned, whole, narrow, device, *derived)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
