@@ -4,8 +4,8 @@
 
 The kernel is tiny, so that the GPU keeps up: fa2 at 64 rows, fa3 at 256 where the planner takes it. Triton's own launch
 is `kernel[grid](...)` with the arguments that the call passes to it, TMA descriptors made for each launch, as Triton
-asks; beside it the same with descriptors that are there already. Medians of many rounds of calls, without waiting for
-the device.
+asks; beside it the same with descriptors that are there already. They take turns, without waiting for the device; all
+are medians over rounds, what a call takes beyond a launch that of the rounds' differences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import datetime
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,19 @@ class Recorder:
         return launch
 
 
-def microseconds(call: Callable[[], Any], rounds: int = 41, calls: int = 100) -> float:
-    """Median over rounds of the host time of one call."""
-    times = []
+def microseconds(calls: Sequence[Callable[[], Any]], rounds: int = 61, times: int = 50) -> list[list[float]]:
+    """The host time of one call of each, in turns, round by round: a machine that slows down does so for all."""
+    found = []
     for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times) * 1e6
+        row = []
+        for call in calls:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(times):
+                call()
+            row.append((time.perf_counter() - start) / times * 1e6)
+        found.append(row)
+    return found
 
 
 def described(a: Any) -> Any:
@@ -65,19 +68,22 @@ def measure(name: str, length: int, params: dict[str, Any]) -> dict[str, Any]:
     attn(q, k, v, **params)
     launch.__globals__[spelled] = kernel
     grid, args, options = recorder.grid, recorder.args, recorder.options
-    with torch.no_grad():
-        whole = microseconds(lambda: attn(q, k, v, **params))
-    vars(kernel).pop("run")  # from here on Triton's own launch, as of a kernel that nobody prepared
+    known = vars(kernel).pop("run")  # what is left is Triton's own launch, as of a kernel that nobody prepared
 
-    def own_launch() -> None:
+    def whole() -> None:
+        kernel.run = known
+        attn(q, k, v, **params)
+        del kernel.run
+
+    def bare() -> None:
         kernel[grid](*[described(a) if hasattr(a, "block_shape") else a for a in args], **options)
 
-    ready = microseconds(lambda: kernel[grid](*args, **options))
-    bare = microseconds(own_launch)
-    return {
-        "spec": name, "length": length, "call_us": round(whole, 1), "launch_us": round(bare, 1),
-        "launch_ready_us": round(ready, 1), "beyond_us": round(whole - bare, 1),
-    }  # fmt: skip
+    with torch.no_grad():
+        found = microseconds([whole, bare, lambda: kernel[grid](*args, **options)])
+    names = ("call_us", "launch_us", "launch_ready_us")
+    medians = {n: round(statistics.median(x), 1) for n, x in zip(names, zip(*found, strict=True), strict=True)}
+    beyond = statistics.median(row[0] - row[1] for row in found)
+    return {"spec": name, "length": length, **medians, "beyond_us": round(beyond, 1)}
 
 
 def main() -> None:
