@@ -92,8 +92,9 @@ def cases() -> list[Case]:
     found += [Case("fa2", "backward", 4, n) for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
     found += [Case("standard", "forward", 8, 16384, 64), Case("standard", "forward", 8, 16384, 128, "causal")]
     found += [
-        Case("fa1", "forward", 16, 16384), Case("fa1", "forward", 16, 32768), Case("fa1", "forward", 32, 16384, 64),
-        Case("fa1", "forward", 16, 16384, tile_k=64), Case("fa1", "forward", 16, 32768, spec="causal"),
+        Case("fa1", "forward", 16, 16384), Case("fa1", "forward", 32, 16384, 64),
+        Case("fa1", "forward", 16, 16384, tile_k=128), Case("fa1", "forward", 16, 32768, tile_k=32),
+        Case("fa1", "forward", 16, 32768, spec="causal"),
     ]  # fmt: skip
     found += [
         Case("fa2", "forward", 16, 16384), Case("fa2", "forward", 16, 32768), Case("fa2", "forward", 16, 65536),
