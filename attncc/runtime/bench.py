@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -136,7 +137,9 @@ class Meeting:
         if isinstance(run, Refused):
             return replace(row, refused=str(run))
         try:
-            error, bound = self._error(run)
+            with warnings.catch_warnings():  # by which PyTorch says why a backend has no kernel
+                warnings.simplefilter("ignore")
+                error, bound = self._error(run)
             return replace(row, error=error, bound=bound if name == OURS else None, peak_bytes=self._peak(run))
         except Refused as why:
             return replace(row, refused=str(why))

@@ -69,8 +69,7 @@ def peer(name: str, call: Call) -> Run:
 
 def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """scaled_dot_product_attention by this backend and no other."""
-    with sdpa_kernel(backend), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)
 
 
