@@ -172,8 +172,8 @@ def _beyond(call: Call) -> str:
 
 def _unfused(call: Call) -> Run:
     written = call.written
-    if call.attention.spec.dropout is not None:
-        raise Refused("PyTorch's dropout draws other bits")
+    if written.beyond:
+        raise Refused(written.beyond)
     _fits(call.q, unfused_bytes(call.shape, call.q.element_size()), "its scores and weights")
     return written.unfused
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from attncc import analysis
-from attncc.analysis.normaliser import normaliser
-from attncc.ir import AttentionSpec, Const, Expr, Read, Shape, Var, conjunction
+from attncc.analysis.normaliser import EXPONENTIAL, normaliser
+from attncc.ir import SUM, AttentionSpec, Const, Expr, Read, Shape, Var, conjunction
 
 Names = Mapping[str, Any]  # b, h, h_kv, row, q, k and s: numbers or tensors that broadcast
 Function = Callable[[Names], Any]
 WORD = 32  # bits in one element of a `bit` tensor's storage
 S = Var("s", "float")
+WRITTEN = (*EXPONENTIAL, "sigmoid", "relu", "none", "custom")
 
 
 def _unary(of_tensor: Callable[[Tensor], Tensor], of_number: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -149,10 +150,18 @@ class Written:
         plain = self.spec.softmax.policy in ("online", "two_pass", "unified")
         return plain and self.spec.weight is None and self.spec.dropout is None
 
+    @property
+    def beyond(self) -> str:
+        """What PyTorch has no operator for; empty where it can be written out."""
+        policy, named = self.spec.softmax.policy, dict(self.spec.softmax.named)
+        if policy not in WRITTEN or named.get("divide") == SUM:
+            return f"PyTorch has no softmax {policy}"
+        return "PyTorch draws other bits for its dropout" if self.spec.dropout is not None else ""
+
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The output, over [B, H, Q, K] scores in float32; differentiable. NotImplementedError for dropout."""
-        if self.spec.dropout is not None:
-            raise NotImplementedError("PyTorch draws other bits for its dropout")
+        """The output, over [B, H, Q, K] scores in float32; differentiable. NotImplementedError where `beyond` says."""
+        if self.beyond:
+            raise NotImplementedError(self.beyond)
         made, names = normaliser(self.spec), self.names(q.device)
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
