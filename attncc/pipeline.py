@@ -61,6 +61,7 @@ class Request:
     values: tuple[tuple[str, Number], ...] = ()
     layout: str | None = None  # dense | ragged; None is the spec's own
     passes: tuple[str, ...] = (FORWARD,)  # what files are for: forward, backward, tangent
+    algorithm: str | None = None  # None leaves it to the spec, and where it pins none to the planner
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def plan(request: Request) -> Planned:
     from attncc import frontend
 
     parsed = frontend.parse(request.text, request.filename)
+    parsed = parsed if request.algorithm is None else frontend.pinned(parsed, request.algorithm)
     refuse(parsed)
     parsed = laid_out(parsed, request.layout)
     frontend.refuse_unbuilt(parsed)  # in this layout
@@ -256,6 +258,7 @@ def request_key(request: Request, tools: Toolchain) -> RequestKey:
     return RequestKey(
         spec=request.text, target=request.target, sizes=tuple(sorted(request.sizes)), dtype=request.dtype,
         values=tuple(sorted(request.values)), layout=request.layout, toolchain=tools, passes=request.passes,
+        algorithm=request.algorithm,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attncc.analysis.normaliser import S
 from attncc.codegen import launch
 from attncc.codegen.lower import level
 from attncc.codegen.naming import Names, parameter_names, reserved
@@ -27,7 +28,7 @@ TENSORS = {  # of a stage, in the call and in HBM between
 }  # fmt: skip
 UNREAD = {"fa1": ("together", "b_len")}  # lengths that only expressions could name
 PRINTED = (  # fields of a view that end up in its kernel
-    "program_lines", "row_lines", "own_lines", "key_lines", "score_lines", "scores", "weight_lines", "weight",
+    "program_lines", "row_lines", "own_lines", "key_lines", "score_lines", "scores", "weight_lines", "weight", "sparse",
     "weighing_lines", "weighing", "mask_lines", "mask", "key_mask", "sink", "dropout", "visits",
 )  # fmt: skip
 
@@ -39,14 +40,12 @@ def standard_view(
     names, made = stage_names(spec), []
     for stage, part in parts(spec).items():
         view = replace(make(part, visits, plan, ()), stage=stage, kernel=names[stage])
-        if stage != "scores":  # where the scale is in them already
-            view = replace(view, program_lines=view.program_lines[:-1], unit="LOG2E")
+        if stage == "scores":
+            view = replace(view, scale_first=True, d_parts=view.k_parts)
+        else:  # where the scale is in them already
+            view = replace(view, program_lines=view.program_lines[:-1], d_parts=view.v_parts)
         if stage == "weights":
             view = replace(view, d_parts=(), v_parts=())
-        elif stage == "scores":
-            view = replace(view, d_parts=view.k_parts)
-        else:
-            view = replace(view, d_parts=view.v_parts)
         every = arguments(spec, plan, parameter_names(spec))
         made.append(with_arguments(view, spec, tuple(a for a in every if _takes(a, stage)), ()))
     return replace(whole, kernels=tuple(made))
@@ -65,8 +64,8 @@ def parts(spec: AttentionSpec) -> dict[str, AttentionSpec]:
     by_key = tuple(t for m in spec.masks for t in conjuncts(m) if level(t) == "key")
     return {
         "scores": bare,
-        "weights": replace(spec, scores=(), scale=Const(1.0), masks=()),
-        "output": replace(bare, scores=(), scale=Const(1.0), masks=by_key),
+        "weights": replace(spec, scores=(S,), scale=Const(1.0), masks=()),
+        "output": replace(bare, scores=(S,), scale=Const(1.0), masks=by_key),
     }
 
 

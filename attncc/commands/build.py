@@ -12,6 +12,7 @@ import click
 from attncc.commands.console import Progress, count, progress, say, say_json, table, tell, warn
 from attncc.commands.options import (
     FILE,
+    algorithm_option,
     json_option,
     layout_option,
     request,
@@ -30,6 +31,7 @@ HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)"
 @click.argument("specs", nargs=-1, required=True, type=FILE, metavar="SPEC...")
 @target_option
 @layout_option
+@algorithm_option
 @shape_option
 @click.option(
     "--pass", "passes", type=click.Choice(("forward", "backward", "tangent")), multiple=True, default=("forward",),
@@ -38,8 +40,8 @@ HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)"
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for the files; left out: ./NAME/ for each spec.")
 @json_option
 def command(
-    specs: tuple[str, ...], targets: tuple[str, ...], layout: str | None, shape: dict[str, int], dtype: str | None,
-    assigned: tuple[tuple[str, Any], ...], passes: tuple[str, ...], out: str | None, as_json: bool,
+    specs: tuple[str, ...], targets: tuple[str, ...], layout: str | None, algorithm: str | None,
+    shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...], passes: tuple[str, ...], out: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
 
@@ -50,12 +52,13 @@ def command(
     \b
         attncc build causal.attn --target sm_90
         attncc build causal.attn --target sm_90 --layout ragged
+        attncc build causal.attn --target sm_80 --algorithm fa1
         attncc build causal.attn --target sm_90 --pass forward --pass backward
         attncc build specs/*.attn --target sm_90 --target gfx942 --out kernels
         attncc build chunked.attn --set chunk=4096 --shape heads=32,kv_heads=8,head_dim=64 --json
     """
     values, wanted = values_of(assigned), targets_of(targets)
-    ask = partial(request, shape=shape, dtype=dtype, values=values, layout=layout, passes=passes)
+    ask = partial(request, shape=shape, dtype=dtype, values=values, layout=layout, passes=passes, algorithm=algorithm)
     made = _build_all([partial(ask, path, goal) for path in specs for goal in wanted])
     files = _destinations(made, out)
     _write(files)

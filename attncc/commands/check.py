@@ -9,20 +9,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attncc.commands.console import progress, say, say_json, table
-from attncc.commands.options import FILE, Assignment, json_option, layout_option, read_spec, shown, values_of
+from attncc.commands.options import (
+    FILE,
+    Assignment,
+    algorithm_option,
+    json_option,
+    layout_option,
+    read_spec,
+    shown,
+    values_of,
+)
 from attncc.errors import CheckError, EnvironmentFault
 from attncc.pipeline import RequestError, laid_out, refuse
 
 if TYPE_CHECKING:
+    from attncc.ir import AttentionSpec
     from attncc.runtime.check import Report, Row
 
 
 @click.command("check", short_help="Compare a spec's numbers with float64")
 @click.argument("spec", type=FILE)
 @click.option(
-    "--device", type=click.Choice(("cpu", "interpreter", "cuda")), default="cpu", show_default=True,
-    help="The CPU program, the Triton kernel in Triton's interpreter, or the Triton kernel on this machine's GPU.",
+    "--device", type=click.Choice(("cpu", "interpreter", "cuda")),
+    help="The CPU program, the Triton kernel in Triton's interpreter, or the Triton kernel on this machine's GPU. "
+    "Left out: the CPU program, or where standard or fa1 is asked for, which it has not, the interpreter.",
 )  # fmt: skip
+@algorithm_option
 @click.option(
     "--seeds", type=click.IntRange(1, 1000), help="How many streams of random calls; left out: the usual few."
 )
@@ -31,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--set", "assigned", type=Assignment(), multiple=True, help="Pin a scalar parameter. Repeatable.")
 @json_option
 def command(
-    spec: str, device: str, seeds: int | None, layout: str | None, differences: bool,
+    spec: str, device: str | None, algorithm: str | None, seeds: int | None, layout: str | None, differences: bool,
     assigned: tuple[tuple[str, Any], ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Call SPEC's program with random inputs of many shapes, types and strides, and compare with float64.
@@ -42,18 +54,20 @@ def command(
     \b
         attncc check causal.attn
         attncc check window.attn --set window=5 --device interpreter
+        attncc check causal.attn --algorithm fa1
     """
     from attncc import frontend
 
     text, values = read_spec(spec), values_of(assigned)
     parsed = frontend.parse(text, shown(spec))
+    parsed = parsed if algorithm is None else frontend.pinned(parsed, algorithm)
     refuse(parsed)
+    device = _device(parsed.spec, device, algorithm)
     if values.tensors:
         raise RequestError(
             f"{next(iter(values.tensors))}: tensors are drawn at random here, only scalars can be pinned"
         )
     _check_values(parsed, values.scalars)
-    _check_device(device)
     with progress() as line:
         line.stage(f"checking {parsed.spec.name} on {device}")
         from attncc.runtime.check import SEEDS, check
@@ -82,11 +96,21 @@ def _check_values(parsed: Any, given: dict[str, Any]) -> None:
     split_values(parsed.spec, {**filled, **given})
 
 
-def _check_device(device: str) -> None:
+def _device(spec: AttentionSpec, device: str | None, algorithm: str | None) -> str:
+    """What runs: the device asked for, else one that has the algorithm."""
+    from attncc.runtime.device import INTERPRETED_AS
     from attncc.runtime.machine import local_target
 
-    if device == "cuda" and local_target() is None:
+    pinned = spec.schedule(INTERPRETED_AS)
+    older = pinned.algorithm in ("standard", "fa1") or pinned.loop == "kv_outer"
+    chosen = device or ("interpreter" if older or algorithm == "fa2" else "cuda" if algorithm == "fa3" else "cpu")
+    if chosen == "cpu" and algorithm is not None:
+        raise RequestError(f"--algorithm {algorithm} is of the Triton kernels: a CPU has one program")
+    if chosen == "interpreter" and algorithm == "fa3":
+        raise RequestError("Triton's interpreter knows no Gluon, in which fa3 is written: --device cuda")
+    if chosen == "cuda" and local_target() is None:
         raise EnvironmentFault("there is no GPU here: --device cpu, or --device interpreter for the Triton kernel")
+    return chosen
 
 
 def _print(report: Report) -> None:

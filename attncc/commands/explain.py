@@ -20,9 +20,19 @@ from attncc.commands.console import (
     say_json,
     tell,
 )
-from attncc.commands.options import FILE, json_option, layout_option, request, shape_option, targets_of, values_of
+from attncc.commands.options import (
+    FILE,
+    algorithm_option,
+    json_option,
+    layout_option,
+    request,
+    shape_option,
+    targets_of,
+    values_of,
+)
 
 REJECTED_SHOWN = 3
+SCRATCH = {"standard": "scores and weights", "fa1": "the state of every row"}
 LABEL = 12  # width of the first column
 
 
@@ -30,13 +40,14 @@ LABEL = 12  # width of the first column
 @click.argument("spec", type=FILE)
 @click.option("--target", metavar="NAME", help="sm_90, gfx942, cpu, ...; left out: this machine's GPU, else cpu.")
 @layout_option
+@algorithm_option
 @shape_option
 @click.option(
     "--rejected", "all_rejected", is_flag=True, help="Every plan that was turned down, not the nearest three."
 )
 @json_option
 def command(
-    spec: str, target: str | None, layout: str | None, shape: dict[str, int], dtype: str | None,
+    spec: str, target: str | None, layout: str | None, algorithm: str | None, shape: dict[str, int], dtype: str | None,
     assigned: tuple[tuple[str, Any], ...], all_rejected: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Print what SPEC means, what is proved of its mask, the plan for a target and shape, and what a call costs.
@@ -46,6 +57,7 @@ def command(
 
     \b
         attncc explain causal.attn --target sm_90
+        attncc explain causal.attn --target sm_90 --algorithm standard
         attncc explain window.attn --shape q_len=1,k_len=65536 --set window=512
         attncc explain padding.attn --shape batch=2 --set length=100,4096 --json
     """
@@ -55,7 +67,7 @@ def command(
 
     values = values_of(assigned)
     (goal,) = targets_of((target,) if target else ())
-    asked = request(spec, goal, shape, dtype, values, layout)
+    asked = request(spec, goal, shape, dtype, values, layout, algorithm=algorithm)
     with progress() as shown:
         shown.stage("planning and counting")
         planned = pipeline.plan(asked)
@@ -174,10 +186,11 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
     plan = found["plan"]
     shared = f", {count(plan['shared_bytes'])} bytes of shared memory" if plan["shared_bytes"] else ""
     rows = [("chosen", _plan_text(plan) + shared)]
+    if found["scratch_bytes"]:
+        what = SCRATCH[plan["algorithm"]]
+        rows.append(("in HBM", f"{what}, {amount(found['scratch_bytes'], 'B')} beside the output"))
     if found["pinned"]:
-        rows.append(
-            ("pinned", f"{', '.join(found['pinned'])}: of the forward pass; the backward pass has its own plan")
-        )
+        rows.append(("pinned", f"{', '.join(found['pinned'])}: {_pinned(plan)}"))
     if found["backward"] is not None:
         rows.append(("backward", _backward(found["backward"])))
         rows += [("", f"not {r['algorithm']}: {r['reason']}") for r in found["backward"].get("rejected", [])]
@@ -185,6 +198,13 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
     rows += [("" if i else "rejected", f"{_plan_text(r['plan'])}: {r['reason']}") for i, r in enumerate(rejected)]
     left = len(found["rejected"]) - len(rejected)
     return [*rows, ("", f"and {left} more, shown by --rejected")] if left else rows
+
+
+def _pinned(plan: dict[str, Any]) -> str:
+    if plan["target"] == "cpu":
+        return "tiles hold for the CPU's program, which is one for all algorithms"
+    which = " of fa2, from the lse" if plan["algorithm"] in SCRATCH else ""
+    return f"of the forward pass; the backward pass has its own plan{which}"
 
 
 def _backward(found: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ PLAN = ("algorithm", "loop", "tile_q", "tile_k", "stages", "warps", "shared_byte
 def facts(planned: Planned, known: Contents) -> dict[str, Any]:
     """Meaning, mask, plan, costs. Mask numbers are sums over batch and heads; None where contents would be needed."""
     from attncc import frontend, pipeline
+    from attncc.planner.ladder import scratch_bytes
 
     spec = planned.spec
     mask = mask_facts(planned, known)
@@ -36,6 +37,7 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "params": [_param(p, planned, known) for p in planned.parsed.spec.params],
         "mask": mask,
         "plan": {**{n: getattr(planned.choice.plan, n) for n in PLAN}, **plain(planned.choice.plan)},
+        "scratch_bytes": scratch_bytes(planned.choice.plan, planned.shape),
         "pinned": [n for n, x in plain(spec.schedule(planned.target.name)).items() if x is not None],
         "backward": backward_facts(planned),
         "rejected": [{"plan": plain(plan), "reason": reason} for plan, reason in planned.choice.rejected],

@@ -17,6 +17,7 @@ from attncc.errors import EnvironmentFault
 from attncc.pipeline import DTYPES, SIZES, Number, Request
 from attncc.source import MAX_BYTES, decode
 
+ALGORITHMS = ("standard", "fa1", "fa2", "fa3")
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, readable=True)
 SHAPE_HELP = (
     "Sizes of the call, comma-separated; left out: batch=1, heads=16, kv_heads=heads, q_len and k_len=4096, "
@@ -123,6 +124,13 @@ def layout_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def algorithm_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--algorithm", type=click.Choice(ALGORITHMS),
+        help="Of the forward pass on GPUs, in place of what SPEC pins. Left out: that, else the planner's choice.",
+    )(command)  # fmt: skip
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="The same facts as one JSON document.")(command)
 
@@ -159,12 +167,13 @@ def shown(path: str) -> str:
 
 def request(
     path: str, target: str, shape: dict[str, int], dtype: str | None, values: Values, layout: str | None = None,
-    passes: tuple[str, ...] = ("forward",),
+    passes: tuple[str, ...] = ("forward",), algorithm: str | None = None,
 ) -> Request:  # fmt: skip
     """What the options ask of one spec's file."""
     return Request(
         text=read_spec(path), filename=shown(path), target=target, sizes=tuple(sorted(shape.items())), dtype=dtype,
         values=tuple(sorted(values.scalars.items())), layout=layout, passes=tuple(dict.fromkeys(passes)),
+        algorithm=algorithm,
     )  # fmt: skip
 
 

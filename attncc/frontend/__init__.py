@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attncc.frontend.algorithms import pinned
 from attncc.frontend.bind import bind
 from attncc.frontend.canonical import canonical
 from attncc.frontend.expression_text import expression_text, let_names
@@ -32,5 +33,6 @@ __all__ = [
     "let_names",
     "packed",
     "parse",
+    "pinned",
     "refuse_unbuilt",
 ]  # fmt: skip

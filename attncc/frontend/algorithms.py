@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from attncc.ir import LOOP_OF, AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from attncc.frontend.parse import Parsed
 
 BY_PIECES = {  # normalisers that want a whole row before its first weight
     "two_pass": "two_pass finds the maximum of a whole row before any weight",
@@ -23,6 +28,16 @@ def inexpressible(spec: AttentionSpec) -> Iterator[tuple[str, str, str]]:
         why = _obstacle(spec, pinned)
         if why:
             yield _place(spec, target), *why
+
+
+def pinned(parsed: Parsed, algorithm: str) -> Parsed:
+    """The same spec with this algorithm for every target; what is pinned beside another one is not about it."""
+    spec = parsed.spec
+    mine = [replace(s, algorithm=None, loop=None) if s.algorithm in (None, algorithm) else Schedule(s.target)
+            for s in spec.schedules]  # fmt: skip
+    general = next((s for s in mine if s.target is None), Schedule())
+    others = (s for s in mine if s.target is not None and s != Schedule(s.target))
+    return replace(parsed, spec=replace(spec, schedules=(replace(general, algorithm=algorithm), *others)))
 
 
 def algorithm_of(pinned: Schedule) -> str | None:

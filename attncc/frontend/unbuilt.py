@@ -46,8 +46,6 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
         prefix = "schedule" if schedule.target is None else f"schedule.{schedule.target}"
         if schedule.algorithm is not None and schedule.algorithm not in built.ALGORITHMS:
             yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm}"
-        if schedule.algorithm == "standard" and spec.softmax.policy in ("sparsemax", "entmax"):
-            yield "N106", f"{prefix}.algorithm", f"algorithm standard with softmax {spec.softmax.policy}"
     for name in passes:
         if name not in built.PASSES:
             yield "N109", "attention", f"the {name} pass"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Shape
-from attncc.planner.shared_memory import matrix_unit, padded
+from attncc.planner.ladder_memory import SCORE
+from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
 ALGORITHMS = ("standard", "fa1")
@@ -43,6 +44,14 @@ SCHEDULES = {
         "fma": (Schedule(64, 32, 32, 1, 8), Schedule(512, 16, 16, 1, 4)),
     },
 }  # fmt: skip
+
+
+def scratch_bytes(plan: KernelPlan, shape: Shape) -> int:
+    """What a call puts into HBM beside its output: scores and weights, or the state of FA1's rows."""
+    rows = shape.batch * shape.heads * -(-shape.q_len // plan.tile_q) * plan.tile_q
+    if plan.algorithm == "standard":
+        return rows * -(-shape.k_len // plan.tile_k) * plan.tile_k * (SCORE + ELEMENT_BYTES[plan.dtype])
+    return rows * (plan.head_dim_v + 2) * SCORE if plan.algorithm == "fa1" else 0
 
 
 def schedules(

@@ -49,6 +49,7 @@ class RequestKey:
     toolchain: Toolchain
     layout: str | None = None
     passes: tuple[str, ...] = ("forward",)
+    algorithm: str | None = None
 
 
 @dataclass(frozen=True)
