@@ -41,7 +41,8 @@ HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)"
 @json_option
 def command(
     specs: tuple[str, ...], targets: tuple[str, ...], layout: str | None, algorithm: str | None,
-    shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...], passes: tuple[str, ...], out: str | None, as_json: bool,
+    shape: dict[str, int], dtype: str | None, assigned: tuple[tuple[str, Any], ...], passes: tuple[str, ...],
+    out: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write NAME_PASS_TARGET.py for each SPEC and target, with the registers, spills and shared memory that it takes.
 
