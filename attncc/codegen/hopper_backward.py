@@ -7,31 +7,33 @@ the scores is rounded as weights are, so that it outlives the product of dp in h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
-from attncc.analysis.derivative import ONE, ZERO
+from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.codegen import launch
-from attncc.codegen.backward_arguments import delta_arguments
-from attncc.codegen.backward_pairs import stage
+from attncc.codegen.backward_collect import Collected, collected
+from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, row_lines, stage
+from attncc.codegen.backward_sites import named, sites
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.hopper import CACHED_BYTES, Steps, steps, tail, unpacked
+from attncc.codegen.hopper import CACHED_BYTES, tail, unpacked
+from attncc.codegen.hopper_arguments import converting, given, over_keys, over_rows, row_statistics
+from attncc.codegen.hopper_walk import Walk, walk
 from attncc.codegen.layout import provenance
-from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.printer import TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
-from attncc.codegen.signature import CONSUMER_ROWS, POINTEES, TILES, Argument, arguments
-from attncc.codegen.tables import tables_of
+from attncc.codegen.signature import CONSUMER_ROWS, Argument
+from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, KernelPlan, PassPlan, Visits
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
+from attncc.planner.hopper_backward import keys_plan, width
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
 PIECE = 64  # rows and columns of dQ that a consumer makes at a time
@@ -47,52 +49,18 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class DeltaView:
-    kernel: str
-    jit_options: tuple[str, ...]
-    signature: tuple[str, ...]
-    launch: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The tiles that a producer walks over: `lines` come before them."""
-
-    outer: str
-    lines: tuple[str, ...]
-    reads_h: bool
-    visits: VisitsView
-    masked: Steps | None
-    full: Steps | None
-    turns: bool  # each program begins at rows of its own: all see all rows
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The kernel of dQ alone."""
+class KernelText:
+    """One kernel's name, signature, options and launch; its arguments as a tuple, and where one is taken apart."""
 
     kernel: str
-    tile_q: int
-    tile_k: int
-    stages: int
     signature: tuple[str, ...]
     jit_options: tuple[str, ...]
     launch: tuple[str, ...]
     arguments: str
     unpacked: str
-
-
-@dataclass(frozen=True)
-class HopperBackward:
-    """What the roles of the kernel hand on, and how a tile of dQ is shared out."""
-
-    keys: int  # of a consumer
-    halves: int  # of 64 rows in a tile
-    columns: int  # of 64 in a head
-    arguments: str  # of the kernel, by name
-    unpacked: str  # the same where a function takes them apart
-    cached_bytes: int
-    row_bytes: int  # of Q, d_out and dQ's sums
+    tile_q: int
+    tile_k: int
+    stages: int
 
 
 @dataclass(frozen=True)
@@ -104,29 +72,33 @@ class HopperBackwardView:
     arguments: str
     free_axes: tuple[tuple[str, str], ...]
     adds: bool  # dQ is added up as it comes; else a kernel of its own makes it
+    collected: Collected
+    delta: KernelText
+    main: KernelText
+    convert: KernelText
+    rows: KernelText
     kernel: str
-    convert: str
-    delta: DeltaView
-    signature: tuple[str, ...]
-    jit_options: tuple[str, ...]
-    launch: tuple[str, ...]
     tile_q: int
     tile_k: int
     stages: int
     head_dim: int
     head_dim_v: int
-    k_parts: tuple[Part, ...]
+    width: int  # of a head as it is multiplied: TMA brings zeros behind its columns
+    width_v: int
     v_parts: tuple[Part, ...]
     align: str
-    position_open: str
-    position_close: str
-    scale: float
+    constant: float | int | None  # the scale, where it is one
+    scale_lines: tuple[str, ...]
+    tl_scale_lines: tuple[str, ...]
+    scale: str
     scale_first: bool
     unit: str  # brings a score to units of log 2
     lse_unit: str
     folds_lse: bool
     folds_delta: bool
-    late: bool  # dP is asked for when the weights are there: scores of their own take the registers that it needs
+    late: bool  # dP is asked for when the weights are there: they take the registers that it needs
+    share_lines: tuple[str, ...]  # what a row gives to parameters by itself
+    share_ends: tuple[str, ...]
     score_lines: tuple[str, ...]
     score: str
     slope: str
@@ -136,11 +108,14 @@ class HopperBackwardView:
     given_unpacked: str
     by_keys: Walk
     by_rows: Walk
-    rows: Rows
     classes: bool  # some tiles are classed at run time
     together: int
     element: str
-    hopper: HopperBackward
+    keys: int  # of a consumer
+    halves: int  # of 64 rows in a tile
+    columns: int  # of 64 in a head
+    cached_bytes: int
+    row_bytes: int  # of Q, d_out and dQ's sums
     helpers: frozenset[str]
     seq: str
     starts: str
@@ -160,7 +135,7 @@ class HopperBackwardView:
 def render(spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, text: str, resources: Any) -> str:
     """The file: what codegen.backward.render_backward says, for a plan of fa3."""
     made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
-    own, rows = _main(plan), plan.passes["dq"]
+    own, rows = keys_plan(plan), plan.passes["dq"]
     alone = f"deterministic · dQ by itself in tiles of {rows.tile_q} × {rows.tile_k}"
     how = "dQ added up by TMA, in any order" if plan.sums == "added" else alone
     banner = (
@@ -174,125 +149,143 @@ def render(spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: Kernel
     return rendered("gluon/fa3_backward.py.jinja", view)
 
 
-def hopper_backward_kernels(spec: AttentionSpec, plan: KernelPlan) -> tuple[Kernel, ...]:
-    """Of the file, in its order."""
-    kernels, names = _kernel_names(spec)
-    own = _main(plan)
+def hopper_backward_kernels(
+    spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan
+) -> tuple[Kernel, ...]:  # fmt: skip
+    """Of the file, in its order; those that make tables are not among them."""
+    view, own = _Builder(spec, visits_q, visits_k, plan), keys_plan(plan)
     keys = replace(plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages)
     plain = replace(keys, algorithm="fa2", warps=4, stages=1, max_registers=0)
-    delta = Kernel(kernels["delta"], _delta_arguments(spec, plan), plain)
-    main = Kernel(kernels["main"], _arguments(spec, plan, names), keys)
+    delta, main = Kernel(view.kernels["delta"], view.delta, plain), Kernel(view.kernels["main"], view.args, keys)
     if plan.sums == "added":
-        return delta, main, Kernel(kernels["convert"], _convert_arguments(plan), plain)
-    return delta, main, Kernel(kernels["rows"], row_arguments(spec, plan, names), plan)
+        return delta, main, Kernel(view.kernels["convert"], view.convert, plain)
+    return delta, main, Kernel(view.kernels["rows"], view.row_args, plan)
 
 
-def _convert_arguments(plan: KernelPlan) -> tuple[Argument, ...]:
-    return (
-        Argument("Sums", "*fp32", "pointer", "output", "sums"),
-        Argument("D_q", "*" + POINTEES[plan.dtype], "pointer", "output", "d_q"),
-        Argument("q_len", "i32", "scalar", "call", "q_len"), TILES[0],
-    )  # fmt: skip
+class _Builder:
+    """What the view is made of: names, arguments, statements."""
 
+    def __init__(self, spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan) -> None:
+        self.spec, self.plan, self.helpers = spec, plan, set[str]()
+        fresh, self.names = kernel_names(spec)
+        called = {"main": "", "delta": "_delta", "convert": "_convert", "rows": "_rows"}
+        self.kernels = {k: fresh.fresh(f"{spec.name}_backward{end}") for k, end in called.items()}
+        self.sites = named(sites(spec), fresh)
+        own = {n for s in self.sites for n in (s.name, s.pointer)}
+        self.taken = reserved() | {*self.names.values(), *self.kernels.values(), *own}
+        self.by_keys, self.args = self._walk(visits_k, keys_plan(plan), "main", over_keys)
+        self.by_rows, self.row_args = self._walk(visits_q, plan.passes["dq"], "rows", over_rows)
+        self.scale_lines, self.scale = self._scale("gl")
+        self.share_lines, self.share_ends = self._share()
+        self.delta = row_statistics(spec, plan, self.names, self.sites, bool(self.sites))
+        self.convert = self._converting()
 
-def _kernel_names(spec: AttentionSpec) -> tuple[dict[str, str], dict[str, str]]:
-    fresh, names = kernel_names(spec)
-    called = {"main": "", "delta": "_delta", "convert": "_convert", "rows": "_rows"}
-    return {k: fresh.fresh(f"{spec.name}_backward{end}") for k, end in called.items()}, names
+    def lower(self, tables: Tables, language: str) -> Lowering:
+        known = partial(nonnegative, spec=self.spec)
+        return Lowering(self.spec, dict(self.names), Names(self.taken), known, tables, self.plan.int_bits, language)
+
+    def plain(self, language: str) -> Lowering:
+        """For what reads no tables."""
+        return self.lower(tables_of(Visits("k")), language)
+
+    def _walk(
+        self, visits: Visits, own: PassPlan, kernel: str, over: Callable[..., tuple[Argument, ...]]
+    ) -> tuple[Walk, tuple[Argument, ...]]:  # fmt: skip
+        return walk(
+            self.spec, visits, self.plan, own, self.kernels[kernel], lambda plan: over(self.spec, plan, self.names),
+            self.names, self.lower, self.helpers,
+        )  # fmt: skip
+
+    def _scale(self, language: str) -> tuple[tuple[str, ...], str]:
+        """The scale, after the statements that it needs; a constant is one of the file."""
+        given = self.spec.scale
+        if given is None or isinstance(given, Const):
+            return (), "SCALE"
+        lowering = self.plain(language)
+        text = lowering.text(given if given.type == "float" else Op("float", (given,), "float"), TERM)
+        self.helpers |= lowering.printer.helpers
+        return (*lowering.take("program"), f"scale = {text}"), "scale"
+
+    def _converting(self) -> tuple[Argument, ...]:
+        """The arguments of the kernel that makes dQ from its sums."""
+        read = [a for a in given(self.spec, self.plan, self.names) if a.owner == "parameter" and self.scale_lines]
+        *made, tile = converting(self.plan)
+        return (*made, *read, tile)
+
+    def _share(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What a row gives to the parameters of its sink, by itself; and how it is stored."""
+        if not self.sites:
+            return (), ()
+        lowering, sink = self.plain("tl"), self.spec.softmax.args[0]
+        lowering.names |= VALUES
+        text = lowering.text(sink, TERM)
+        lines = [f"{s.name} = tl.zeros([TILE_Q, 1], tl.float32)" for s in self.sites]
+        lines.append(f"share = -tl.exp2({text} * LOG2E - lse * LOG2E) * delta")
+        for s in self.sites:
+            lines += row_lines(lowering, s, multiply(SHARE, derivative(sink, s.at)))
+        ends = tuple(line for s in self.sites for line in end_lines(lowering, s))
+        self.helpers |= lowering.printer.helpers
+        return (*lowering.take("program"), *lowering.take("row"), *lines), ends
 
 
 def hopper_backward_view(
     spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
 ) -> HopperBackwardView:
-    kernels, names = _kernel_names(spec)
-    args, adds, own = _arguments(spec, plan, names), plan.sums == "added", _main(plan)
-    taken = reserved() | {*names.values(), *kernels.values()}
-
-    def lower() -> Lowering:
-        known = partial(nonnegative, spec=spec)
-        return Lowering(spec, dict(names), Names(taken), known, tables_of(visits_k), plan.int_bits, "gl")
-
-    lowering, helpers = lower(), set[str]()
+    make, own = _Builder(spec, visits_q, visits_k, plan), keys_plan(plan)
+    lowering, names = make.plain("gl"), make.names
     scale = plan.head_dim**-0.5 if spec.scale is None else spec.scale
-    scale = scale.value if isinstance(scale, Const) else scale
-    assert isinstance(scale, float | int)  # planner.hopper_backward refuses another
-    folds = not spec.scores and scale > 0
+    constant = scale.value if isinstance(scale, Const) else scale if isinstance(scale, float) else None
+    folds = not spec.scores and constant is not None and constant > 0
     score_lines, score, slope = _scores(spec, lowering)
     score_lines = (*_take(lowering), *score_lines)
     inside = " & ".join(f"({t})" for t in (tail(spec), "row < q_len" if spec.scores else "") if t)
     mask = conjoin(lowering, spec.masks, inside[1:-1] if inside else "")
     mask_lines = _take(lowering)
-    by_keys, by_rows = (_walk(spec, v, lower, helpers) for v in (visits_k, visits_q))
-    delta, check = _delta_arguments(spec, plan), dense_check(prepared(spec), names)
-    given = [a.name for a in args if a.kind != "descriptor"]
-    wide = plan.int_bits == 64
+    given = [a.name for a in make.args if a.kind != "descriptor" and a.owner != "tables"]
+    check, found = dense_check(prepared(spec), names), collected(spec, make.sites, names, own.tile_q)
+    learned = [name for name, _, _ in found.gradients]
+    checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
+    checked += [f'({i}, ("{name}", more["{name}"]))' for i, name in enumerate(learned, 3)]
+    rows = plan.passes["dq"]
     return HopperBackwardView(
         banner=banner, docstring=_docstring(plan), arguments=_call_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
-        adds=adds, kernel=kernels["main"], convert=kernels["convert"],
-        delta=DeltaView(
-            kernels["delta"], launch.jit_options(delta), launch.signature_lines(delta),
-            launch.launch_lines(delta, names),
-        ),
-        signature=launch.signature_lines(args), jit_options=launch.jit_options(args),
-        launch=launch.launch_lines(args, names), tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages,
-        head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, k_parts=split(plan.head_dim, "d"),
-        v_parts=split(plan.head_dim_v, "e"), align=spec.align,
-        position_open="(" if wide else "", position_close=").to(gl.int64)" if wide else "",
-        scale=scale, scale_first=not folds, unit="(SCALE * LOG2E)" if folds else "LOG2E",
-        lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds,
-        folds_delta=own.tile_q == PIECE, late=bool(spec.scores),
-        score_lines=score_lines, score=score, slope=slope, mask_lines=mask_lines, mask=mask,
-        given=", ".join(given), given_unpacked=unpacked(given), by_keys=by_keys, by_rows=by_rows,
-        rows=_rows(spec, plan, kernels["rows"], names), classes=any(w.visits.tested for w in (by_keys, by_rows)),
-        together=plan.together, element=TORCH_TYPES[plan.dtype],
-        hopper=HopperBackward(
-            keys=CONSUMER_ROWS, halves=own.tile_q // PIECE, columns=plan.head_dim // PIECE,
-            arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
-            cached_bytes=CACHED_BYTES,
-            row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
-        ),
-        helpers=frozenset(lowering.printer.helpers | helpers),
-        seq="fixed", starts="", statistics=True, interpreted=False, check=check,
-        check_helpers=in_order(check.helpers), check_inputs="Q, K, V", check_arguments=call_arguments(spec, names),
-        checked=", ".join(f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")), elsewhere=elsewhere(plan.target),
+        adds=plan.sums == "added", collected=found,
+        delta=_kernel(make.kernels["delta"], make.delta, names, own),
+        main=_kernel(make.kernels["main"], make.args, names, own),
+        convert=_kernel(make.kernels["convert"], make.convert, names, own),
+        rows=_kernel(make.kernels["rows"], make.row_args, names, rows),
+        kernel=make.kernels["main"], tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages,
+        head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, width=width(plan.head_dim), width_v=width(plan.head_dim_v),
+        v_parts=split(plan.head_dim_v, "e"), align=spec.align, constant=constant, scale_lines=make.scale_lines,
+        tl_scale_lines=make._scale("tl")[0], scale=make.scale, scale_first=not folds,
+        unit="(SCALE * LOG2E)" if folds else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds,
+        folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks), share_lines=make.share_lines,
+        share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope, mask_lines=mask_lines,
+        mask=mask, given=", ".join(given), given_unpacked=unpacked(given), by_keys=make.by_keys, by_rows=make.by_rows,
+        classes=any(w.visits.tested for w in (make.by_keys, make.by_rows)), together=plan.together,
+        element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
+        columns=width(plan.head_dim) // PIECE, cached_bytes=CACHED_BYTES,
+        row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
+        helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
+        interpreted=False, check=check, check_helpers=in_order(check.helpers),
+        check_inputs=", ".join(["Q", "K", "V", *(names[name] for name in learned)]),
+        check_arguments=call_arguments(spec, names), checked=", ".join(checked), elsewhere=elsewhere(plan.target),
         target=plan.target, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", tolerance=TOLERANCE[plan.dtype],
     )  # fmt: skip
 
 
-def _main(plan: KernelPlan) -> PassPlan:
-    """The schedule of the kernel over keys."""
-    assert plan.dkdv is not None
-    return plan.dkdv
-
-
-def _walk(spec: AttentionSpec, visits: Visits, lower: Callable[[], Lowering], helpers: set[str]) -> Walk:
-    lowering = lower()
-    seen = visits_view(visits, lowering)
-    lines = lowering.take("program")
-    helpers |= lowering.printer.helpers
-    return Walk(
-        visits.outer, lines, _reads_h((*lines, *seen.lines, *(seen.tested.lines if seen.tested else ()))), seen,
-        steps(seen.masked, seen.jumps), steps(seen.full, seen.jumps), not spec.masks and visits.outer == "k",
-    )  # fmt: skip
-
-
-def _rows(spec: AttentionSpec, plan: KernelPlan, kernel: str, names: Mapping[str, str]) -> Rows:
-    own, args = plan.passes["dq"], row_arguments(spec, plan, names)
+def _kernel(name: str, args: Sequence[Argument], names: Mapping[str, str], own: PassPlan) -> KernelText:
     called = [a.name for a in args]
-    return Rows(
-        kernel, own.tile_q, own.tile_k, own.stages, launch.signature_lines(args), launch.jit_options(args),
-        launch.launch_lines(args, names), ", ".join(called), unpacked(called),
+    return KernelText(
+        name, launch.signature_lines(args), launch.jit_options(args), launch.launch_lines(args, names),
+        ", ".join(called), unpacked(called), own.tile_q, own.tile_k, own.stages,
     )  # fmt: skip
 
 
 def _take(lowering: Lowering) -> tuple[str, ...]:
     """The statements of all levels, the coarsest first: a step computes them all."""
     return tuple(line for where in ("program", "key", "row", "pair") for line in lowering.take(where))
-
-
-def _reads_h(lines: Sequence[str]) -> bool:
-    return any(re.search(r"\bh\b", line) for line in lines)
 
 
 def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], str, str]:
@@ -313,66 +306,6 @@ def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], s
         return lines, current, "gl.zeros_like(p)"
     slope = " * ".join(["p", *factors]) if factors else ""
     return lines, current, f"gl.where(p == 0, 0.0, {slope})" if wild and slope else slope
-
-
-def _delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ...]:
-    made = delta_arguments(spec, plan)
-    sums = [Argument("Sums", "*fp32", "pointer", "output", "sums")] if plan.sums == "added" else []
-    at = next(i for i, a in enumerate(made) if a.name == "Delta") + 1
-    return (*made[:at], *sums, *made[at:])
-
-
-def _arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
-    """Of the kernel: everything that it loads and stores itself by TMA, and what the forward has besides."""
-    keys, rows, d, dv = CONSUMER_ROWS, _main(plan).tile_q, plan.head_dim, plan.head_dim_v
-    made = [
-        _tiles(plan, name, value, count, size, owner)
-        for name, value, count, size, owner in (
-            ("Q", "q", rows, d, "call"), ("K", "k", keys, d, "call"), ("V", "v", keys, dv, "call"),
-            ("D_out", "d_out", rows, dv, "call"), ("D_k", "d_k", keys, d, "output"), ("D_v", "d_v", keys, dv, "output"),
-        )
-    ]  # fmt: skip
-    for name, value in (("Lse_2", "lse_2"), ("Delta", "delta")):
-        made.append(_described(name, "fp32", [rows], _layout(0, 32, 1), "output", f"described_row({value}, {rows})"))
-    if plan.sums == "added":
-        made.append(_described("D_q", "fp32", [16, 256], _layout(0, 32, 2), "output", "described_sums(sums)"))
-    return (*made, *_given(spec, plan, names))
-
-
-def row_arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
-    """Of the kernel of dQ alone."""
-    own = plan.passes["dq"]
-    rows, keys, d, dv = CONSUMER_ROWS, own.tile_k, plan.head_dim, plan.head_dim_v
-    made = [
-        _tiles(plan, name, value, count, size, owner)
-        for name, value, count, size, owner in (
-            ("Q", "q", rows, d, "call"), ("K", "k", keys, d, "call"), ("V", "v", keys, dv, "call"),
-            ("D_out", "d_out", rows, dv, "call"), ("D_q", "d_q", rows, d, "output"),
-        )
-    ]  # fmt: skip
-    made += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse_2", "Delta")]
-    return (*made, *_given(spec, plan, names))
-
-
-def _given(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> list[Argument]:
-    """Parameters and sizes, as in the forward."""
-    base = arguments(spec, replace(plan, loads="descriptor"), names)
-    lengths = ("q_len", "k_len", "b_len", "h_len", "group", "together")
-    return [a for a in base if a.owner == "parameter" or a.name in lengths]
-
-
-def _tiles(plan: KernelPlan, name: str, value: str, rows: int, columns: int, owner: str) -> Argument:
-    layout = _layout(min(128, 2 * columns), 16, 4)
-    text = f"described({value}, {rows}, {columns})"
-    return _described(name, POINTEES[plan.dtype], [1, 1, rows, columns], layout, owner, text)
-
-
-def _described(name: str, element: str, shape: list[int], layout: str, owner: str, value: str) -> Argument:
-    return Argument(name, f"tensordesc<{element}{shape},{layout}>", "descriptor", owner, value)
-
-
-def _layout(swizzle: int, bits: int, rank: int) -> str:
-    return f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank={rank})"
 
 
 def _docstring(plan: KernelPlan) -> str:

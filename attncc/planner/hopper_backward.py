@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attncc.analysis import kernel_visits
-from attncc.ir import AttentionSpec, Const, KernelPlan, PassPlan, Shape
+from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Read, Shape, Var, names, tensors, walk
 from attncc.planner import hopper
 from attncc.planner.operands import operands
 from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES
 from attncc.targets import Target
 
 KEYS = 64  # of a warp group
-HEADS = (64, 128)  # sizes of a head that are built
+SOFTMAX = ("online", "sink", "off_by_one")
+WIDTHS = (64, 128)  # of a head as it is multiplied
 REGISTERS = 240  # of a thread that multiplies
-# Rows of a tile by the size of a head: two pieces of 64 x 64 of dQ, one for each warp group.
+# Rows of a tile by the width of a head: two pieces of 64 x 64 of dQ, one for each warp group.
 TILE_Q = {64: 128, 128: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
@@ -33,25 +33,58 @@ def unfit(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32)
         return f"fa3 needs matrix products of warp groups and TMA, which {target.name} lacks"
     if dtype not in ("bf16", "f16"):
         return f"fa3 multiplies 16-bit types, not {dtype}"
-    if (shape.head_dim, shape.head_dim_v) not in ((d, d) for d in HEADS):
-        return f"the backward pass of fa3 is built for heads of {' and '.join(map(str, HEADS))} columns"
+    if why := _sizes(shape.head_dim, shape.head_dim_v):
+        return why
     if int_bits != 32:
         return "the backward pass of fa3 has no room for 64-bit positions"
+    if spec.dropout is not None:
+        return "the backward pass of fa3 does not know dropout yet"
+    if spec.softmax.policy not in SOFTMAX:
+        return f"the backward pass of fa3 does not know softmax {spec.softmax.policy} yet"
     if spec.weight is not None:
         return "the backward pass of fa3 does not know weights yet"
-    if spec.scale is not None and not isinstance(spec.scale, Const):
-        return "the backward pass of fa3 takes a constant scale"
-    if any(p.grad for p in spec.params):
-        return "the backward pass of fa3 does not sum up gradients of parameters yet"
+    scale = () if spec.scale is None else (spec.scale,)
+    if any(names(e) & {"b", "h", "h_kv"} or tensors(e) for e in scale):
+        return "the backward pass of fa3 takes one scale for all heads"
+    learned = {p.name for p in spec.params if p.grad}
+    if any(learned & (names(e) | tensors(e)) for e in (*spec.scores, *scale)):
+        return "the backward pass of fa3 does not sum up gradients of parameters of scores yet"
+    if any(not _of_rows(n) for e in spec.softmax.args for n in walk(e) if isinstance(n, Read) and n.tensor in learned):
+        return "the backward pass of fa3 sums up gradients of sinks for heads and rows alone"
     return hopper.unfit(spec) or _reads(spec)
+
+
+def _of_rows(read: Read) -> bool:
+    """Whether it is one value for each head, or each row of it."""
+    plain = [i.name if isinstance(i, Var) else "" for i in read.indices]
+    return all(n in ("b", "h", "h_kv", "row", "q") for n in plain) and sum(n in ("row", "q") for n in plain) <= 1
+
+
+def width(head_dim: int) -> int:
+    """Of a head as it is multiplied: TMA brings zeros for the columns that it has not."""
+    return next((w for w in WIDTHS if head_dim <= w), 0)
+
+
+def keys_plan(plan: KernelPlan) -> PassPlan:
+    """The schedule of the kernel over keys."""
+    assert plan.dkdv is not None
+    return plan.dkdv
+
+
+def _sizes(d: int, dv: int) -> str:
+    if not (width(d) and width(dv)):
+        return f"the backward pass of fa3 is built for heads of up to {WIDTHS[-1]} columns"
+    if d % 8 or dv % 8:
+        return "TMA takes head sizes that are multiples of 8"
+    if width(dv) > width(d):
+        return f"the backward pass of fa3 has no room for values wider than keys: {dv} and {d} columns"
+    return ""
 
 
 def _reads(spec: AttentionSpec) -> str:
     read = operands(spec)
     if read.pair or read.bits or read.gather or read.chain:
         return "the score or mask reads a tensor for each pair, which the backward pass of fa3 does not load ahead"
-    if any(kernel_visits(spec, outer).summaries for outer in "qk"):
-        return "the backward pass of fa3 does not make tables of a mask's tensors yet"
     return ""
 
 
@@ -70,7 +103,7 @@ def unwise(spec: AttentionSpec, shape: Shape) -> str:
 
 def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:
     """`base` says everything but the schedule."""
-    keys = PassPlan(TILE_Q[base.head_dim], 2 * KEYS, 2, 8, "descriptor", REGISTERS)
+    keys = PassPlan(TILE_Q[width(base.head_dim)], 2 * KEYS, 2, 8, "descriptor", REGISTERS)
     own = ROWS if deterministic else keys
     made = replace(
         base, algorithm="fa3", tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
@@ -82,17 +115,18 @@ def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:
 def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, int | str, str]]:
     """What of the plan does not fit: limit, value, what is allowed, and the sentence."""
     keys, d = plan.dkdv, plan.head_dim
-    if keys is None or d not in HEADS or d != plan.head_dim_v:
-        yield "head_dim", d, HEADS[-1], f"the backward pass of fa3 is built for heads of {HEADS} columns"
-    elif (keys.tile_q, keys.tile_k) != (TILE_Q[d], 2 * KEYS):
-        sentence = f"tiles of the backward pass of fa3 are {TILE_Q[d]} x {2 * KEYS}"
-        yield "tile_q", keys.tile_q, TILE_Q[d], sentence
+    if why := _sizes(d, plan.head_dim_v):
+        yield "head_dim", max(d, plan.head_dim_v), WIDTHS[-1], why
+    elif keys is None or (keys.tile_q, keys.tile_k) != (TILE_Q[width(d)], 2 * KEYS):
+        tile = keys.tile_q if keys is not None else 0
+        sentence = f"tiles of the backward pass of fa3 are {TILE_Q[width(d)]} x {2 * KEYS} here"
+        yield "tile_q", tile, TILE_Q[width(d)], sentence
 
 
 def shared_bytes(plan: KernelPlan) -> int:
     """Of the kernel that takes most."""
-    keys, size, columns = plan.dkdv, ELEMENT_BYTES[plan.dtype], plan.head_dim + plan.head_dim_v
-    assert keys is not None
+    keys, size = keys_plan(plan), ELEMENT_BYTES[plan.dtype]
+    columns = width(plan.head_dim) + width(plan.head_dim_v)
     taken = (keys.tile_k + keys.stages * keys.tile_q) * columns * size + keys.stages * keys.tile_q * 8
     if plan.sums == "added":
         return taken + 4 * KEYS * keys.tile_q * size + PARTIAL + ALIGNMENT
@@ -102,6 +136,4 @@ def shared_bytes(plan: KernelPlan) -> int:
 
 def registers(plan: KernelPlan) -> int:
     """Of a thread, for the sums, and the scores of a tile and the derivative by its weights."""
-    keys = plan.dkdv
-    assert keys is not None
-    return KEYS * (plan.head_dim + plan.head_dim_v + 2 * keys.tile_q) // 128
+    return KEYS * (width(plan.head_dim) + width(plan.head_dim_v) + 2 * keys_plan(plan).tile_q) // 128

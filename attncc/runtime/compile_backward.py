@@ -32,7 +32,7 @@ def compiled_backward(
     """Name, plan and Triton's CompiledKernel of each kernel of the file. PlanError where Triton refuses one."""
     module = load_module(source)
     if plan.algorithm == "fa3":
-        for kernel in hopper_backward_kernels(spec, plan):
+        for kernel in hopper_backward_kernels(spec, visits_q, visits_k, plan):
             compiled = cross_compile(getattr(module, kernel.name), kernel.arguments, kernel.plan, True, compile)
             yield kernel.name, kernel.plan, compiled
         return
