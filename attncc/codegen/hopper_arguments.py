@@ -18,7 +18,7 @@ LENGTHS = ("q_len", "k_len", "b_len", "h_len", "group", "together")
 def row_statistics(
     spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str], sites: Sequence[Site], reads: bool
 ) -> tuple[Argument, ...]:
-    """Of the kernel before the others. `sites` get what a row gives by itself; parameters come where it `reads` some."""
+    """Of the kernel before the others. `sites` get what rows give; where it `reads` parameters they come."""
     *made, tile = delta_arguments(spec, plan)
     at = next(i for i, a in enumerate(made) if a.name == "Delta") + 1
     sums = [SUMS] if plan.sums == "added" else []

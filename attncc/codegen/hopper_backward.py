@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from attncc.analysis import nonnegative
+from attncc.analysis import nonnegative, spread
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.codegen import launch
 from attncc.codegen.backward_collect import Collected, collected
@@ -95,6 +95,7 @@ class HopperBackwardView:
     unit: str  # brings a score to units of log 2
     lse_unit: str
     folds_lse: bool
+    guards: bool  # the sums of scores start with what leaves out keys behind the last: no mask looks for them
     folds_delta: bool
     late: bool  # dP is asked for when the weights are there: they take the registers that it needs
     share_lines: tuple[str, ...]  # what a row gives to parameters by itself
@@ -116,6 +117,7 @@ class HopperBackwardView:
     columns: int  # of 64 in a head
     cached_bytes: int
     row_bytes: int  # of Q, d_out and dQ's sums
+    reach: str  # rows of a head that programs side by side go through
     helpers: frozenset[str]
     seq: str
     starts: str
@@ -238,7 +240,8 @@ def hopper_backward_view(
     folds = not spec.scores and constant is not None and constant > 0
     score_lines, score, slope = _scores(spec, lowering)
     score_lines = (*_take(lowering), *score_lines)
-    inside = " & ".join(f"({t})" for t in (tail(spec), "row < q_len" if spec.scores else "") if t)
+    guards = folds and plan.sums == "added"
+    inside = " & ".join(f"({t})" for t in ("" if guards else tail(spec), "row < q_len" if spec.scores else "") if t)
     mask = conjoin(lowering, spec.masks, inside[1:-1] if inside else "")
     mask_lines = _take(lowering)
     given = [a.name for a in make.args if a.kind != "descriptor" and a.owner != "tables"]
@@ -259,14 +262,16 @@ def hopper_backward_view(
         head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, width=width(plan.head_dim), width_v=width(plan.head_dim_v),
         v_parts=split(plan.head_dim_v, "e"), align=spec.align, constant=constant, scale_lines=make.scale_lines,
         tl_scale_lines=make._scale("tl")[0], scale=make.scale, scale_first=not folds,
-        unit="(SCALE * LOG2E)" if folds else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds,
-        folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks), share_lines=make.share_lines,
-        share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope, mask_lines=mask_lines,
+        unit="(SCALE * LOG2E)" if folds else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E", folds_lse=folds, guards=guards,
+        folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks),
+        share_lines=make.share_lines, share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope,
+        mask_lines=mask_lines,
         mask=mask, given=", ".join(given), given_unpacked=unpacked(given), by_keys=make.by_keys, by_rows=make.by_rows,
         classes=any(w.visits.tested for w in (make.by_keys, make.by_rows)), together=plan.together,
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
         columns=width(plan.head_dim) // PIECE, cached_bytes=CACHED_BYTES,
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
+        reach="min(q_len, 2048)" if spread(spec, visits_k) == "local" else "q_len",
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
         interpreted=False, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(names[name] for name in learned)]),

@@ -28,6 +28,7 @@ MANY = [
     ("full", 64, "f16", False), ("window", 128, "bf16", False), ("alibi", 128, "bf16", False),
     ("softcap", 128, "bf16", False), ("softcap", 64, "bf16", True), ("prefix", 128, "bf16", False),
     ("streaming", 64, "bf16", False), ("chunked", 128, "bf16", True), ("retnet", 128, "bf16", False),
+    ("gpt_oss", 64, "bf16", False), ("gemma2", 128, "bf16", True), ("causal", 96, "bf16", False),
 ]  # fmt: skip
 
 
@@ -82,9 +83,12 @@ def test_equal_bits_are_a_plan_of_their_own():
     ("text", "why"),
     [
         ("attention a { mask k <= q } schedule { algorithm fa2 }", "the schedule asks for fa2"),
-        ("attention a(t: f32[h] grad) { score s * t[h] }", "gradients of parameters"),
+        ("attention a(t: f32[h] grad) { score s * t[h] }", "gradients of parameters of scores"),
+        ("attention a(t: f32[h, row] grad) { softmax sink(t[h, q % 7]) }", "for heads and rows alone"),
+        ("attention a(p: float) { dropout p }", "dropout"),
+        ("attention a { softmax sigmoid(0.0) }", "softmax sigmoid"),
         ("attention a(t: f32[h]) { weight t[h] }", "weights"),
-        ("attention a(x: float) { scale x }", "a constant scale"),
+        ("attention a(t: f32[h]) { scale t[h] }", "one scale for all heads"),
         ("attention a(length: i32[b]) { mask k < length[b] }", "the mask leaves out keys"),
         ("attention a(t: f32[b, h, row, k]) { score s + t[b, h, row, k] }", "for each pair"),
     ],
