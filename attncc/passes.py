@@ -36,9 +36,12 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
             )
         for _, reason in unbuilt(planned.spec):
             raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
-        plan = planner.choose_backward(planned.spec, planned.shape, planned.target, chosen.int_bits, deterministic)
-        if BACKWARD in planned.tuned:
-            plan = planner.with_choices(plan, planned.tuned[BACKWARD], planned.target) or plan
+        tuned = planned.tuned.get(BACKWARD, {})
+        plan = planner.choose_backward(
+            planned.spec, planned.shape, planned.target, chosen.int_bits, deterministic, tuned.get("algorithm")
+        )
+        if tuned and not (deterministic and plan.sums):  # where what was measured was another kernel
+            plan = planner.with_choices(plan, tuned, planned.target) or plan
     return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
 
 

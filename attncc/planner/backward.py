@@ -61,15 +61,16 @@ PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by w
 
 
 def choose_backward(
-    spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32, deterministic: bool = False
-) -> KernelPlan:
+    spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32, deterministic: bool = False,
+    algorithm: str | None = None,
+) -> KernelPlan:  # fmt: skip
     """For each kernel the first schedule that fits `target`; PlanError where none does.
 
     It depends on the head sizes and the dtype alone. The warp-specialised kernels come first where they are built and
     were seen right, and where the spec's schedule pins their algorithm; the rest of a schedule is about the forward
-    pass. `deterministic` asks for equal bits of equal calls.
+    pass. `deterministic` asks for equal bits of equal calls, `algorithm` for one of fa2 and fa3 where it is built.
     """
-    if not hopper_backward.backward_refused(spec, shape, target, int_bits):
+    if algorithm != "fa2" and not hopper_backward.backward_refused(spec, shape, target, int_bits):
         return hopper_backward.plan(replace(_base(spec, shape, int_bits), target=target.name), deterministic)
     reasons: list[str] = []
     plan = replace(_base(spec, shape, int_bits), target=target.name)

@@ -44,8 +44,6 @@ def unfit(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32)
     if spec.weight is not None:
         return "the backward pass of fa3 does not know weights yet"
     scale = () if spec.scale is None else (spec.scale,)
-    if any(names(e) & {"b", "h", "h_kv"} or tensors(e) for e in scale):
-        return "the backward pass of fa3 takes one scale for all heads"
     learned = {p.name for p in spec.params if p.grad}
     if any(learned & (names(e) | tensors(e)) for e in (*spec.scores, *scale)):
         return "the backward pass of fa3 does not sum up gradients of parameters of scores yet"
@@ -121,6 +119,9 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
         tile = keys.tile_q if keys is not None else 0
         sentence = f"tiles of the backward pass of fa3 are {TILE_Q[width(d)]} x {2 * KEYS} here"
         yield "tile_q", tile, TILE_Q[width(d)], sentence
+    own = ROWS if plan.sums == "apart" else keys
+    if own is not None and plan.passes["dq"] != own:
+        yield "sums", plan.sums, "added, apart", f"dQ of fa3 is made in tiles of {own.tile_q} x {own.tile_k}"
 
 
 def shared_bytes(plan: KernelPlan) -> int:

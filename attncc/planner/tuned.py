@@ -14,6 +14,7 @@ from typing import Any
 from attncc.ir import AttentionSpec, KernelPlan, Shape, Visits
 from attncc.planner.backward import choose_backward
 from attncc.planner.backward_memory import fa2_backward
+from attncc.planner.hopper_backward import shared_bytes
 from attncc.planner.legality import violations
 from attncc.planner.search import choose, finish, ranked, specialised
 from attncc.targets import Target
@@ -65,7 +66,8 @@ def legal(plan: KernelPlan, target: Target) -> KernelPlan | None:
     """The plan with the shared memory that it takes; None where it breaks a limit."""
     try:
         if plan.direction == "backward":
-            made = replace(plan, shared_bytes=fa2_backward(plan, target))
+            hopper = plan.algorithm == "fa3"
+            made = replace(plan, shared_bytes=shared_bytes(plan) if hopper else fa2_backward(plan, target))
         else:
             made = finish(plan, target)
     except (KeyError, ValueError):  # sizes that the estimate knows nothing of
@@ -99,8 +101,9 @@ def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits
 def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> tuple[Candidate, ...]:
     """The planner's choice for the backward pass, and its neighbours: other tiles, stages and warps of each kernel."""
     chosen = choose_backward(spec, shape, target, int_bits)
-    near = (legal(p, target) for p in _neighbours(chosen))
-    found = dict.fromkeys([chosen, *(p for p in near if p is not None)])
+    other = choose_backward(spec, shape, target, int_bits, algorithm="fa2")  # that of warp groups has one schedule
+    near = (legal(p, target) for p in _neighbours(other))
+    found = dict.fromkeys([chosen, other, *(p for p in near if p is not None)])
     return tuple(Candidate(p, None) for p in list(found)[:MOST_BACKWARD])
 
 
@@ -109,6 +112,7 @@ def crossed(measured: Mapping[KernelPlan, float], target: Target) -> KernelPlan 
 
     None where one plan has both, or the two together break a limit.
     """
+    measured = {p: t for p, t in measured.items() if getattr(p, "algorithm", "fa2") == "fa2"}
     own = next(iter(measured), None)
     if own is None or getattr(own, "dkdv", None) is None:
         return None

@@ -84,11 +84,11 @@ def test_equal_bits_are_a_plan_of_their_own():
     [
         ("attention a { mask k <= q } schedule { algorithm fa2 }", "the schedule asks for fa2"),
         ("attention a(t: f32[h] grad) { score s * t[h] }", "gradients of parameters of scores"),
-        ("attention a(t: f32[h, row] grad) { softmax sink(t[h, q % 7]) }", "for heads and rows alone"),
+        ("attention a(t: f32[h, row] grad) { softmax sink(t[h, row % 7]) }", "for heads and rows alone"),
         ("attention a(p: float) { dropout p }", "dropout"),
         ("attention a { softmax sigmoid(0.0) }", "softmax sigmoid"),
         ("attention a(t: f32[h]) { weight t[h] }", "weights"),
-        ("attention a(t: f32[h]) { scale t[h] }", "one scale for all heads"),
+        ("attention a(x: float grad) { scale x }", "gradients of parameters of scores"),
         ("attention a(length: i32[b]) { mask k < length[b] }", "the mask leaves out keys"),
         ("attention a(t: f32[b, h, row, k]) { score s + t[b, h, row, k] }", "for each pair"),
     ],
@@ -103,7 +103,7 @@ def test_other_hardware_and_sizes_have_the_other_kernels():
     spec = pinned("attention causal { mask k <= q }")
     for shape, name in (
         (Shape(), "sm_80"),
-        (Shape(head_dim=96, head_dim_v=96), "sm_90"),
+        (Shape(head_dim=192, head_dim_v=192), "sm_90"),
         (Shape(dtype="f32"), "sm_90"),
     ):
         assert choose_backward(spec, shape, target(name)).algorithm == "fa2"
