@@ -66,3 +66,35 @@ def test_no_gpu_exits_5(program, asked, monkeypatch):
     monkeypatch.setattr(machine, "local_target", lambda: None)
     found = program("check", "causal.attn", "--device", "cuda")
     assert found.status == 5 and "no GPU here" in found.err and not asked[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device"),
+    [
+        ((), "cpu"), (("--algorithm", "fa1"), "interpreter"), (("--algorithm", "fa2"), "interpreter"),
+        (("--algorithm", "standard", "--device", "interpreter"), "interpreter"),
+    ],
+)  # fmt: skip
+def test_what_runs_has_the_algorithm(program, asked, arguments, device):
+    assert program("check", "causal.attn", *arguments).status == 0
+    assert asked[0][-1][1] == device
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--algorithm", "fa1", "--device", "cpu"), 2, "a CPU has one program"),
+        (("--algorithm", "fa3", "--device", "interpreter"), 2, "knows no Gluon"),
+        (("--algorithm", "split"), 2, "is not one of"),
+    ],
+)
+def test_an_algorithm_that_a_device_has_not_is_refused(program, asked, arguments, status, said):
+    found = program("check", "causal.attn", *arguments)
+    assert found.status == status and said in found.err and not asked[0]
+
+
+def test_what_a_spec_pins_runs_too(program, asked):
+    Path("p.attn").write_text("attention p { mask k <= q } schedule { loop kv_outer }")
+    assert program("check", "p.attn").status == 0
+    assert asked[0][-1][1] == "interpreter"
+    assert program("check", "p.attn", "--algorithm", "fa2").status == 0

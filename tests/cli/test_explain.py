@@ -163,3 +163,14 @@ def test_lines_fit_the_terminal(program, monkeypatch):
     lines = program("explain", SPECS / "neighborhood_2d.attn", "--target", "sm_90").out.splitlines()
     theirs = (SPECS / "neighborhood_2d.attn").read_text()  # the spec's own lines are not broken
     assert all(len(line) <= 80 or line.removeprefix("  spec").strip() in theirs for line in lines)
+
+
+def test_an_algorithm_that_is_asked_for(program):
+    size = {"standard": 16 * 4096 * 4096 * 6, "fa1": 16 * 4096 * (128 + 2) * 4, "fa2": 0}
+    for algorithm, scratch in size.items():
+        found = facts(program, "causal.attn", "--target", "sm_90", "--algorithm", algorithm)
+        assert found["plan"]["algorithm"] == algorithm and found["scratch_bytes"] == scratch
+    text = program("explain", "causal.attn", "--target", "sm_90", "--algorithm", "standard").out
+    assert "scores and weights, 1.61 GB beside the output" in text and "plan of fa2, from the" in text
+    text = program("explain", "causal.attn", "--target", "cpu", "--algorithm", "fa1").out
+    assert "the CPU's program, which is one for all algorithms" in text
