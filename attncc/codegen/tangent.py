@@ -95,6 +95,7 @@ class TangentView:
     torch_dtype: str
     tolerance: str
     dropout: str = ""  # it has no tangent yet
+    kernels: tuple[()] = ()  # this is its only one
 
 
 def render_tangent(
