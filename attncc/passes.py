@@ -120,7 +120,7 @@ def _render_tangent(spec: AttentionSpec, planned: Planned, text: str, resources:
 
 
 def compiled(planned: Planned, path: Path, aligned: bool = True) -> Resources:
-    """What the file of a plan takes, compiled for its target: of its kernel that takes most. PlanError."""
+    """What the file of a plan takes, compiled for its target: its kernel that takes most, and each of several. PlanError."""
     from attncc import analysis
     from attncc.runtime import compile as compiler
     from attncc.runtime import compile_backward as derivatives
@@ -132,4 +132,5 @@ def compiled(planned: Planned, path: Path, aligned: bool = True) -> Resources:
         return derivatives.compile_tangent(path, spec, plan, aligned)
     by_rows, by_keys = (analysis.kernel_visits(spec, outer) for outer in ("q", "k"))
     found = derivatives.compile_backward(path, spec, by_rows, by_keys, plan, aligned)
-    return max(found, key=lambda kernel: (kernel.spills, kernel.registers, kernel.shared_bytes))
+    most = max(found, key=lambda kernel: (kernel.spills, kernel.registers, kernel.shared_bytes))
+    return replace(most, parts=found)

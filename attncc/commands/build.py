@@ -134,6 +134,7 @@ def _facts(path: Path, kernel: Kernel) -> dict[str, Any]:
         **_resources(kernel.aligned),
         "predicted_shared_bytes": kernel.predicted_shared_bytes,
         "general": _resources(kernel.general) if kernel.general else None,
+        "parts": [{"kernel": part["kernel"], **_resources(part)} for part in _parts(kernel.aligned)],
         "cached": kernel.cached,
     }
 
@@ -142,8 +143,14 @@ def _resources(facts: Any) -> dict[str, Any]:
     return {name: facts.get(name) if facts else None for name in ("registers", "spills", "shared_bytes")}
 
 
+def _parts(facts: Any) -> list[Any]:
+    """Each kernel of a file that has several."""
+    return list(facts.get("parts", ())) if facts else []
+
+
 def _rows(path: Path, kernel: Kernel) -> list[list[str]]:
     variants = [(str(path), kernel.aligned, kernel.predicted_shared_bytes)]
+    variants += [(f"  {part['kernel']}", part, None) for part in _parts(kernel.aligned)]
     if kernel.general:
         variants.append(("  any strides", kernel.general, None))
     return [

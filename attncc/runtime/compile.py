@@ -44,6 +44,7 @@ class Resources:
     predicted_shared_bytes: int
     instructions: Mapping[str, int]  # keys of INSTRUCTIONS, only those that occur
     triton: str  # the version that compiled it
+    parts: tuple[Resources, ...] = ()  # of a file of several kernels each; the rest is of the one that takes most
 
 
 def compile_kernel(source: Path, spec: AttentionSpec, plan: KernelPlan, aligned: bool = True) -> Resources:

@@ -248,3 +248,6 @@ def test_what_a_backward_file_compiles_to(program):
     (kernel,) = json.loads(found.out)["kernels"]
     assert kernel["registers"] and 0 < kernel["shared_bytes"] <= kernel["predicted_shared_bytes"]
     assert f"{kernel['registers']} registers" in Path(kernel["file"]).read_text(encoding="utf-8")
+    parts = {part["kernel"].rpartition("_")[2]: part for part in kernel["parts"]}
+    assert list(parts) == ["delta", "dkdv", "dq"] and all(part["registers"] for part in parts.values())
+    assert kernel["registers"] in [part["registers"] for part in parts.values()]
