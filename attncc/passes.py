@@ -120,7 +120,7 @@ def _render_tangent(spec: AttentionSpec, planned: Planned, text: str, resources:
 
 
 def compiled(planned: Planned, path: Path, aligned: bool = True) -> Resources:
-    """What the file of a plan takes, compiled for its target: its kernel that takes most, and each of several. PlanError."""
+    """What the file of a plan takes, compiled for its target: its largest kernel, and each of several. PlanError."""
     from attncc import analysis
     from attncc.runtime import compile as compiler
     from attncc.runtime import compile_backward as derivatives

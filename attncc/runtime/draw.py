@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attncc.ir import NONE, SUM, AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, walk
+from attncc.ir import NONE, SUM, AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, names, walk
+from attncc.runtime.reference import environment, evaluate, keep_mask
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ELEMENTS = {
@@ -18,22 +19,28 @@ ELEMENTS = {
 }  # fmt: skip
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
 WORD = 32
+FEW = 64  # rows and keys are enough to see which way an exponential grows
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Where names occur: `divisors` under `//` or `%`, `indices` inside a Read, `positive` under log, sqrt or `/`."""
+    """Where names occur: `divisors` under `//` or `%`, `indices` inside a Read, `positive` under log, sqrt or `/`;
+    `exponents`, what exponentials are made of, where that is no score."""
 
     divisors: frozenset[str]
     indices: frozenset[str]
     positive: frozenset[str]
+    exponents: tuple[Expr, ...]
 
 
 def uses(spec: AttentionSpec) -> Uses:
     found: dict[str, set[str]] = {"divisors": set(), "indices": set(), "positive": set()}
     for e in expressions(spec):
         _collect(e, found)
-    return Uses(*(frozenset(s) for s in found.values()))
+    grow = (n.args[0] for e in expressions(spec) for n in walk(e) if isinstance(n, Op) and n.op in ("exp", "exp2"))
+    exponents = tuple(dict.fromkeys(e for e in grow if "s" not in names(e)))
+    divisors, indices, positive = (frozenset(s) for s in found.values())
+    return Uses(divisors, indices, positive, exponents)
 
 
 def expressions(spec: AttentionSpec) -> list[Expr]:
@@ -99,7 +106,33 @@ class Draw:
                 sizes[str(p.axes[-1])] = WORD * self._int(1, 2)
         made = {p.name: self._tensor(p, sizes, shape).to(device) if p.is_tensor else self._scalar(p, shape)
                 for p in self.spec.params if not p.const}  # fmt: skip
+        made |= {n: x.to(device) for n, x in self._signs(made, shape).items()}
         return made if self.spec.dropout is None else {**made, "seed": self._int(0, 2**40)}
+
+    def _signs(self, made: Mapping[str, Any], shape: Shape) -> dict[str, Tensor]:
+        """Float tensors under an exponential, of the sign for which it grows less over the kept pairs: what decays
+        with the distance goes on doing so."""
+        under = {n for e in self.uses.exponents for n in _names(e)}
+        drawn = {p.name: made[p.name].cpu() for p in self.spec.tensors if p.name in under and p.type == "float"}
+        if not drawn:
+            return {}
+        q = torch.empty(1, shape.heads, min(shape.q_len, FEW), 1)
+        k = torch.empty(1, shape.kv_heads, min(shape.k_len, FEW), 1)
+        given = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in made.items()}
+
+        def growth() -> float:
+            env = environment(self.spec, q, k, given)
+            keep = keep_mask(self.spec, env, (1, shape.heads, q.shape[2], k.shape[2]))
+            most = (torch.where(keep, evaluate(e, env), -torch.inf).max() for e in self.uses.exponents if keep.any())
+            return max(map(float, most), default=0.0)
+
+        for n, x in drawn.items():
+            found: dict[float, Tensor] = {}
+            for sign in (1, -1):
+                given[n] = x.abs() * sign
+                found.setdefault(growth(), given[n])
+            given[n] = found[min(found)] if len(found) > 1 else x
+        return {n: given[n] for n in drawn}
 
     def _int(self, low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=self.generator))

@@ -109,6 +109,15 @@ def test_settings_of_the_process_are_given_back():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize(
+    ("score", "sign"), [("s * exp2(-decay[h] * (q - k))", 1), ("s + exp(decay[h] * abs(q - k))", -1)]
+)
+def test_what_decays_with_the_distance_is_drawn_so(score, sign):
+    spec = frontend.parse(f"attention far(decay: f32[h]) {{ mask k <= q score {score} softmax none }}").spec
+    for seed in range(6):
+        assert (Draw(spec, seed, {}).params(SHAPES[0])["decay"] * sign >= 0).all()
+
+
 PARAMS = """attention drawn(
     window: int, gain: float, step: int, size: const int = 8, ids: i32[b, k] sorted, at: i64[slots],
     table: bf16[slots, h], seen: bit[row, nodes], flags: bool[h_kv, 3],

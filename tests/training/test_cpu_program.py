@@ -196,6 +196,17 @@ def test_16_bit_gradients_are_sums_in_float32_rounded_once(case, dtype):
         assert torch.equal(x, wide[name].to(x.dtype)), name
 
 
+def test_16_bit_gradients_of_sparse_weights_look_at_every_key_for_each_part():
+    attn = attncc.compile("attention a { mask k <= q softmax sparsemax }")
+    narrow = [torch.randn(1, 1, 300, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(4)]
+    found = []
+    for *call, d_out in (narrow, [x.float() for x in narrow]):
+        call = [x.requires_grad_() for x in call]
+        found.append(torch.autograd.grad(attn(*call), call, d_out))
+    for x, wide in zip(*found, strict=True):
+        assert torch.equal(x, wide.bfloat16())
+
+
 class Largest(TorchDispatchMode):
     """The largest storage that an operator made."""
 
