@@ -39,9 +39,10 @@ def backward(record: dict[str, Any]) -> list[str]:
 
 def host(record: dict[str, Any]) -> list[str]:
     """Microseconds of a call on the host, beside those of Triton's own launch with the same arguments."""
-    lines = [_cells("spec", "call", "launch alone", "beyond it"), "|---|---|---|---|"]
+    lines = [_cells("spec", "rows", "call", "launch alone", "beyond it"), "|---|---|---|---|---|"]
     for row in record["rows"]:
-        lines.append(_cells(row["spec"], *(f"{row[n]:.0f}" for n in ("call_us", "launch_us", "beyond_us"))))
+        times = (f"{row[n]:.0f}" for n in ("call_us", "launch_us", "beyond_us"))
+        lines.append(_cells(row["spec"], str(row["length"]), *times))
     return lines
 
 

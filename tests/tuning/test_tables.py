@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,44 @@ from attncc.runtime.cache import Cache
 from attncc.runtime.winners import Device
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
-TABLES = sorted(winners.TABLES.glob("*.json"))
-ROWS = [(path.stem, row) for path in TABLES for row in json.loads(path.read_text())["winners"]]
+TABLES = {path.stem: json.loads(path.read_text()) for path in sorted(winners.TABLES.glob("*.json"))}
+ROWS = [(table, row) for table, content in TABLES.items() for row in content["winners"]]
+KINDS = sorted({(table, row["spec"], row["head_dim"]) for table, row in ROWS})
+EACH = 25  # of so many rows one is held against the whole road in each run
 
 
-def planned(row, capability):
+def planned(table, row, **tuned):
     parsed = frontend.parse((SPECS / f"{row['spec']}.attn").read_text())
     consts, _ = pipeline.split_values(parsed.spec, {})
     shape = Shape(q_len=row["q_len"], head_dim=row["head_dim"], head_dim_v=row["head_dim"])
-    return pipeline.plan_parsed(parsed, consts, {}, shape, capability, tuned={row["pass"]: row["choices"]})
+    return pipeline.plan_parsed(parsed, consts, {}, shape, TABLES[table]["capability"], tuned=tuned)
 
 
-@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda x: x if isinstance(x, str) else x["key"].split(" ", 1)[1])
-def test_every_winner_is_legal_today(table, row):
+@pytest.mark.parametrize(("table", "spec", "head_dim"), KINDS)
+def test_every_winner_is_legal_today(table, spec, head_dim):
     """Where a spec or the planner has changed: tune it again (benchmarks/tune_all.py), or drop the row."""
-    head = json.loads((winners.TABLES / f"{table}.json").read_text())
-    made = planned(row, head["capability"])
-    where = winners.key(
-        frontend.canonical(made.spec), Device(head["device"], head["capability"], ""), made.shape, row["pass"]
-    )
-    assert winners.row_of(where) == row["key"], f"{row['spec']} has changed"
-    plan = pipeline.backward(made).choice.plan if row["pass"] == "backward" else made.choice.plan
-    assert {n: planner.choices_of(plan)[n] for n in row["choices"]} == row["choices"]
-    assert pipeline.every_kernel(made)
+    head, rows = TABLES[table], [r for t, r in ROWS if (t, r["spec"], r["head_dim"]) == (table, spec, head_dim)]
+    made = planned(table, rows[0])
+    device = Device(head["device"], head["capability"], "")
+    models = {pipeline.FORWARD: made.choice.plan}
+    for row in rows:
+        where = winners.key(frontend.canonical(made.spec), device, replace(made.shape, q_len=row["q_len"]), row["pass"])
+        assert winners.row_of(where) == row["key"], f"{spec} has changed"
+        if row["pass"] not in models:
+            models[row["pass"]] = pipeline.backward(made).choice.plan
+        plan = planner.with_choices(models[row["pass"]], row["choices"], made.target)
+        assert plan is not None and planner.choices_of(plan) == row["choices"], row["key"]
+
+
+@pytest.mark.parametrize(
+    ("table", "row"), [pytest.param(*r, marks=pytest.mark.slow if i % EACH else ()) for i, r in enumerate(ROWS)],
+    ids=lambda x: x if isinstance(x, str) else x["key"].split(" ", 1)[1],
+)  # fmt: skip
+def test_a_winner_is_what_a_call_runs(table, row):
+    """The plan that is made of it, with the kernel beside it for any strides."""
+    made = planned(table, row, **{row["pass"]: row["choices"]})
+    plan = pipeline.backward(made).choice.plan if row["pass"] == pipeline.BACKWARD else made.choice.plan
+    assert planner.choices_of(plan) == row["choices"] and pipeline.every_kernel(made)
 
 
 def test_a_call_finds_a_shipped_winner_and_the_users_own_before_it(tmp_path, monkeypatch):
