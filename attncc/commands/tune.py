@@ -29,7 +29,7 @@ HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown 
 @shape_option
 @click.option("--pass", "passes", type=click.Choice(BOTH), multiple=True, help="Left out: both. Repeatable.")
 @click.option("--cold", is_flag=True, help="Empty the GPU's cache before each run.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=50, show_default=True, help="For each pass.")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=50, show_default=True, help="For all passes.")
 @click.option("--target", metavar="NAME", help="The GPU that this machine must have; without it the model's ranking.")
 @json_option
 def command(

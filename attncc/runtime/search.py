@@ -29,6 +29,10 @@ class OutOfMemory(Exception):
     """The device has no room for a candidate; another may need less."""
 
 
+class Late(Exception):
+    """A candidate was not compiled in time."""
+
+
 class Unsteady(Exception):
     """A candidate gave different bits in two runs."""
 
@@ -37,7 +41,7 @@ class Subject(Protocol):
     """What a candidate is run on."""
 
     def prepare(self, candidate: Candidate) -> None:
-        """Wait until it is compiled. Raises for what the compiler does not take."""
+        """Wait until it is compiled. Raises Late, and for what the compiler does not take."""
 
     def judge(self, candidate: Candidate) -> Sequence[str]:
         """What is wrong with its numbers, in words. Raises OutOfMemory, Unsteady, or what a launch raises."""
@@ -138,6 +142,8 @@ def _try(candidate: Candidate, subject: Subject) -> Trial:
         if faults:
             return Trial(candidate, WRONG, why="; ".join(faults))
         return Trial(candidate, OK, subject.time(candidate))
+    except Late as fault:
+        return Trial(candidate, PASSED_OVER, why=_line(fault))
     except OutOfMemory as fault:
         return Trial(candidate, NO_MEMORY, why=_line(fault))
     except Unsteady as fault:

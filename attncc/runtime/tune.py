@@ -18,7 +18,7 @@ from attncc.planner import Candidate
 from attncc.runtime import arguments, autograd, check, winners
 from attncc.runtime.dropout import seed_of
 from attncc.runtime.precompile import Job, Workers
-from attncc.runtime.search import BUDGET, Found, OutOfMemory, Unsteady, search
+from attncc.runtime.search import BUDGET, Found, Late, OutOfMemory, Unsteady, search
 from attncc.runtime.timing import Call, Events, Timer
 
 if TYPE_CHECKING:
@@ -87,11 +87,12 @@ def tune(
     found: dict[str, Found] = {}
     own = workers or Workers()
     try:
-        for name in passes:
+        for i, name in enumerate(passes):
+            share = max(0.0, budget - sum(f.seconds for f in found.values())) / (len(passes) - i)
             contest = contests[name] if contests is not None else Contest.of(call.planned, name)
-            subject = OnDevice(call, contest, timer or Events(cold), budget, own)
+            subject = OnDevice(call, contest, timer or Events(cold), share, own)
             hear = None if tell is None else lambda done, whole, f, name=name: tell(name, done, whole, f)
-            found[name] = search(contest.candidates, subject, budget=budget, tell=hear)
+            found[name] = search(contest.candidates, subject, budget=share, tell=hear)
             _keep(call, device, name, found[name])
             if found[name].interrupted:
                 break
@@ -200,7 +201,7 @@ class OnDevice:
             self._waited = True
         job = self._jobs[candidate]
         if not job.done():
-            raise TimeoutError("not compiled in time")
+            raise Late("not compiled in time")
         job.result()
 
     def more(self, measured: Mapping[Candidate, float]) -> Sequence[Candidate]:

@@ -123,6 +123,13 @@ def test_time_runs_out():
     assert heard == [(1, 5, 3.0), (2, 5, 2.0), (3, 5, 1.0)]
 
 
+def test_what_is_compiled_too_late_is_passed_over_and_not_thrown_out():
+    subject = Pretender([3.0, s.Late("not compiled in time")])
+    found = search(candidates(None, None), subject)
+    assert statuses(found) == [s.OK, s.PASSED_OVER] and not found.thrown_out
+    assert found.trials[1].why == "not compiled in time"
+
+
 def test_what_is_tried_last_may_win():
     *early, late = candidates(*[None] * 3)
     found = search(early, Pretender([2.0, 1.0, 0.5], late=(late,)))

@@ -121,6 +121,18 @@ def test_passes_are_tuned_each_for_itself(tuned):
     assert all(t.candidate.plan.direction == "backward" for t in backward)
 
 
+def test_passes_share_the_time(device, tensors, monkeypatch):
+    shares = []
+
+    def searched(candidates, subject, *, budget, tell):
+        shares.append(budget)
+        return search.Found(seconds=35.0)
+
+    monkeypatch.setattr(tune, "search", searched)
+    attncc.compile(TEXT).tune(*tensors, passes=("forward", "backward"), budget=50.0, bias=torch.ones(2))
+    assert shares == [25.0, 15.0]
+
+
 def test_nothing_right_keeps_nothing(tuned):
     attn, found = tuned(["half"] * 40, [])
     assert found.found["forward"].best is None
