@@ -37,6 +37,18 @@ def backward(record: dict[str, Any]) -> list[str]:
     return forward({**record, "rows": [row for row in record["rows"] if row["part"] == "dense"]})
 
 
+def new_masks(record: dict[str, Any]) -> list[str]:
+    """Milliseconds of a call with a new length and a new mask, and how many times ours each form of a peer takes."""
+    forms = [n for n in record["rows"][0]["ms"] if n != "attncc"]
+    titles = (n.replace("flex", PEERS["flex"]) for n in forms)
+    lines = [_cells("row", "attncc", *titles), "|---" * (len(forms) + 2) + "|"]
+    for row in record["rows"]:
+        ours = row["ms"]["attncc"]
+        shown = (f"{row['ms'][n]:.2f} ({row['ms'][n] / ours:.1f})" for n in forms)
+        lines.append(_cells(row["row"], f"{ours:.2f}", *shown))
+    return lines
+
+
 def host(record: dict[str, Any]) -> list[str]:
     """Microseconds of a call on the host, beside those of Triton's own launch with the same arguments."""
     lines = [_cells("spec", "rows", "call", "launch alone", "beyond it"), "|---|---|---|---|---|"]
@@ -102,7 +114,8 @@ def tables() -> dict[str, list[str]]:
     """Lines for each record that is there, by its file's name: what it was made with, then a table."""
     made = {}
     shown = {
-        "forward_fa3.json": specialised, "forward.json": forward, "backward.json": backward, "host.json": host,
+        "forward_fa3.json": specialised, "forward.json": forward, "masks.json": new_masks, "backward.json": backward,
+        "host.json": host,
     }  # fmt: skip
     for name, table in shown.items():
         if (RESULTS / name).is_file():

@@ -39,8 +39,9 @@ class Device:
 
 
 @cache
+@cache
 def device_of(device: torch.device) -> Device | None:
-    """None for the CPU, which nothing is measured on."""
+    """None for the CPU, which nothing is measured on. Asked of the driver once: a call of a new length asks again."""
     if device.type != "cuda":
         return None
     return Device(torch.cuda.get_device_name(device), target_of(device), driver_version())
