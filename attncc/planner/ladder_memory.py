@@ -8,7 +8,7 @@ row pass through on their way from HBM or back. tests/compile/test_ladder.py com
 from __future__ import annotations
 
 from attncc.ir import KernelPlan, pieces
-from attncc.planner.shared_memory import ALIGNMENT, WORD, matrix_unit, parts
+from attncc.planner.shared_memory import ALIGNMENT, IN_HALVES, WORD, matrix_unit, parts, triton_release
 from attncc.targets import Target
 
 SCORE = 4  # bytes of a score or a sum in HBM
@@ -50,7 +50,7 @@ def fa1_forward(plan: KernelPlan, target: Target) -> int:
     tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
     kept, sums = tiles.key + tiles.value, max(_sums(plan, target), tiles.passed)
     statistics = 2 * plan.tile_q * WORD
-    gathered = tiles.passed if plan.gather_bytes or plan.chain_bytes else 0  # while Q is there
+    gathered = _gathered(plan, target, tiles.passed)
     if unit == "wgmma":
         taken = kept + (plan.stages * tiles.query + sums + ALIGNMENT if ahead else max(sums, tiles.query + gathered))
     elif unit == "tcgen05":
@@ -60,7 +60,14 @@ def fa1_forward(plan: KernelPlan, target: Target) -> int:
         taken = max(sums + ahead * tiles.query, tiles.key_piece, tiles.value_piece, tiles.query_piece)
     else:
         taken = kept + max(ahead * (tiles.query + statistics) + max(sums, tiles.weights), tiles.query + gathered)
-    return taken + ahead * tiles.ahead + tiles.key_operand
+    return taken + ahead * (tiles.ahead + plan.tile_q * plan.row_bytes) + tiles.key_operand
+
+
+def _gathered(plan: KernelPlan, target: Target, passed: int) -> int:
+    """What is read at indices that were read themselves, while Q is there: half of it at a time where that goes."""
+    in_halves = matrix_unit(plan, target) == "mma" and triton_release() >= IN_HALVES
+    many = plan.tile_q * plan.tile_k > WHOLE * plan.warps * target.warp_size
+    return 0 if not plan.chain_bytes else passed // 2 if in_halves and many else passed
 
 
 def _sums(plan: KernelPlan, target: Target) -> int:

@@ -24,7 +24,7 @@ CASES = {  # what a row keeps, each kind of weight, tables, lists, several parts
     "document": None,
     "learned": "attention a(e: f32[h] grad) { mask k <= q softmax sink(e[h]) }",
     "row_sink": "attention a(e: f32[row], w: f32[k]) { mask k <= q softmax sink(e[row]) dropout 0.3 weight w[k] }",
-    "sigmoid": "attention a(e: f32[h]) { mask k < k_len - 9 softmax sigmoid(e[h]) }",
+    "sigmoid": "attention a(e: f32[h]) { mask k < k_len - 9 softmax sigmoid(e[h]) dropout 0.1 }",
     "two_pass": "attention a { mask 0 <= q - k < 40 softmax two_pass }",
     "entmax": "attention a { mask k <= q softmax entmax(1.5) dropout 0.2 }",
     "scaled": "attention a { scale 0.5 }",
