@@ -24,9 +24,15 @@ HIDDEN = 0.5  # of the special functions of a score, under the products of anoth
 
 
 def special_functions(spec: AttentionSpec) -> int:
-    """Special functions for each pair beside the exponential: those of scores that s or both positions go into."""
+    """Special functions for each pair beside the exponential: those of scores that s or both positions go into. What
+    all pairs are divided by is inverted once."""
     every = (*spec.scores, *((spec.weight,) if spec.weight is not None else ()))
-    found = {node for e in every for node in walk(e) if isinstance(node, Op) and node.op in SPECIAL and _of_pair(node)}
+    found = {
+        node
+        for e in every
+        for node in walk(e)
+        if isinstance(node, Op) and node.op in SPECIAL and _of_pair(node.args[-1])
+    }
     return sum(SPECIAL[node.op] for node in found) + OWN.get(spec.softmax.policy, 0)
 
 
