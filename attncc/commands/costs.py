@@ -24,7 +24,7 @@ LETTERS = {
     "e": "bytes of an element", "p": "bytes of tensors for each pair", "R": "programs side by side",
     "G": "heads of K and V they belong to",
 }  # fmt: skip
-TITLES = {"delta": "delta", "dq": "dQ", "dkdv": "dK and dV", "dk": "dK", "dv": "dV"}
+TITLES = {"delta": "delta", "dq": "dQ", "dkdv": "dK and dV", "dqkv": "dQ, dK and dV", "dk": "dK", "dv": "dV"}
 
 
 def io_facts(planned: Planned, known: Contents, visited: int | None) -> dict[str, Any]:

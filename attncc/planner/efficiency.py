@@ -84,7 +84,9 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
 }
 # TFLOP/s of the backward pass by head size, over every product of its kernels: results/backward.json, which counts five
 # of the seven (D 256: of the eight) that are made. Causal calls reach as much of what they visit.
-MEASURED_BACKWARD: dict[str, dict[int, float]] = {"sm_90": {64: 533, 128: 602, 256: 445}}
+MEASURED_BACKWARD: dict[str, dict[int, float]] = {
+    "sm_90": {64: 533, 128: 602, 256: 445}, "sm_90 added": {64: 463, 128: 564}, "sm_90 apart": {64: 500, 128: 655},
+}  # fmt: skip
 LOCAL = 0.7  # of a causal mask's rate, where few tiles of a row are visited and that was not measured
 GRAIN = 128  # rows and keys
 UNMEASURED = 0.9  # of the slowest measured schedule: what was not tried does not outrank what was
@@ -164,7 +166,8 @@ def _rate(record: Measured, spread: str, classed: bool) -> float:
 
 def backward_efficiency(plan: KernelPlan, target: Target) -> float:
     """The same of the backward pass's kernels together, at the head size nearest in ratio that was measured."""
-    found = MEASURED_BACKWARD.get(target.name, {}) if ELEMENT_BYTES[plan.dtype] == 2 else {}
+    kind = f"{target.name} {plan.sums}".rstrip()
+    found = MEASURED_BACKWARD.get(kind, {}) if ELEMENT_BYTES[plan.dtype] == 2 else {}
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
     nearest = min(found, key=lambda d: max(d / mean, mean / d), default=0)
     return found[nearest] / target.reachable_tflops if found else TYPICAL

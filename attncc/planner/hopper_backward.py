@@ -23,6 +23,7 @@ REGISTERS = 240  # of a thread that multiplies
 # Rows of a tile by the width of a head: two pieces of 64 x 64 of dQ, one for each warp group.
 TILE_Q = {64: 128, 128: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
+UNSEEN = "the backward pass of fa3 was not seen right on a GPU in this form yet"
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
 
 
@@ -96,7 +97,10 @@ def backward_refused(spec: AttentionSpec, shape: Shape, target: Target, int_bits
 
 def unwise(spec: AttentionSpec, shape: Shape) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
-    return "the backward pass of fa3 was not seen right on a GPU yet"
+    d, dv = shape.head_dim, shape.head_dim_v
+    if 3 * min(d, dv) < 2 * width(d):
+        return f"heads of {d} and {dv} columns would be multiplied as {width(d)}"
+    return UNSEEN
 
 
 def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:

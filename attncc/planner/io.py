@@ -32,6 +32,7 @@ from attncc.targets import Target
 KERNELS = {  # of the backward pass, by name and whether dV is made apart
     ("delta", False): traffic.delta, ("delta", True): traffic.delta, ("dq", False): traffic.d_q,
     ("dq", True): traffic.d_q, ("dkdv", False): traffic.d_kv, ("dkdv", True): traffic.d_k, ("dv", True): traffic.d_v,
+    ("dqkv", False): traffic.d_qkv,
 }  # fmt: skip
 HEADS_CACHED = 32 * 2**20  # bytes of K and V whose heads the warp-specialised kernel lets run side by side
 
@@ -129,12 +130,15 @@ def backward_kernels(
     whole = sizes_of(plan, shape, target)
     kernels = [(traffic.delta(whole), whole)]
     for name, own in plan.passes.items():
+        if plan.sums == "added" and name == "dq":
+            continue  # the kernel over keys makes it too
         mine = replace(
             plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
             max_registers=own.max_registers or target.registers_thread, shared_bytes=fa2_pass(plan, name, target),
         )  # fmt: skip
         sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
-        kernels.append((KERNELS[name, plan.dv is not None](sizes), sizes))
+        called = "dqkv" if plan.sums == "added" else name
+        kernels.append((KERNELS[called, plan.dv is not None](sizes), sizes))
     return tuple(kernels)
 
 

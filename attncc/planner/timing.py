@@ -67,7 +67,7 @@ def backward_ms(
     """The same of a backward kernel."""
     rows = -(-sizes.q_len // sizes.tile_q) * sizes.heads
     keys = -(-sizes.k_len // sizes.tile_k) * sizes.kv_heads
-    by_keys = kernel.name in ("dkdv", "dv")
+    by_keys = kernel.name in ("dkdv", "dv", "dqkv")
     programs = float(sizes.batch * (keys if by_keys else rows))
     walked = float(sizes.tiles * (sizes.tile_q if by_keys else sizes.tile_k))
     started = 1 + START["backward"] * programs / max(1.0, walked)

@@ -183,6 +183,13 @@ def d_kv(s: Sizes) -> Kernel:
     return Kernel("dkdv", once, (stream,), 4 * s.pairs * s.columns, s.pairs)
 
 
+def d_qkv(s: Sizes) -> Kernel:
+    """All three: five products. dQ is added up in float32 in the L2, between zeros before and the conversion after."""
+    made = d_kv(s)
+    once = made.once + s.rows * s.head_dim * (4 + 4 + s.element)
+    return Kernel("dqkv", once, made.streams, made.flops + 2 * s.pairs * s.head_dim, s.pairs)
+
+
 def d_k(s: Sizes) -> Kernel:
     """The same without dV."""
     stream = _rows_and_gradients(s, s.columns * s.element + 2 * STATISTIC)

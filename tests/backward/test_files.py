@@ -21,7 +21,7 @@ SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.attn"))
 
 
 def text_of(spec: AttentionSpec, name: str = "sm_90", **shape) -> tuple[str, str]:
-    plan = choose_backward(spec, Shape(**shape), target(name))
+    plan = choose_backward(spec, Shape(**shape), target(name), algorithm="fa2")
     visits = kernel_visits(spec, "q"), kernel_visits(spec, "k")
     return file_name(spec.name, plan), render_backward(spec, *visits, plan, "attention x {}")
 

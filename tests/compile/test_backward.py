@@ -31,7 +31,7 @@ FEW_WORDS = 192  # bytes: what is put aside once around a loop
 
 
 def compiled(folder: Path, spec: AttentionSpec, shape: Shape, name: str):
-    plan = choose_backward(spec, shape, target(name))
+    plan = choose_backward(spec, shape, target(name), algorithm="fa2")
     visits = kernel_visits(spec, "q"), kernel_visits(spec, "k")
     source = folder / f"{spec.name}_{name}_{shape.head_dim}_{shape.head_dim_v}.py"
     source.write_text(render_backward(spec, *visits, plan), encoding="utf-8")

@@ -99,6 +99,20 @@ def test_what_it_does_not_do_is_said(text, why):
     assert choose_backward(spec, Shape(), target("sm_90")).algorithm == "fa2"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
+def test_files_are_the_same_to_the_byte_and_fit_to_be_read(path, deterministic):
+    spec = pinned(path.read_text())
+    plan = choose_backward(spec, Shape(), target("sm_90"), deterministic=deterministic)
+    if plan.algorithm != "fa3":
+        pytest.skip("has the other kernels")
+    first, second = (render(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, "", None) for _ in "ab")
+    assert first == second
+    compile(first, path.name, "exec")
+    assert first.endswith("\n") and not first.endswith("\n\n") and "\n\n\n\n" not in first
+    assert not [line for line in first.splitlines() if line != line.rstrip() or len(line) > 120]
+
+
 def test_other_hardware_and_sizes_have_the_other_kernels():
     spec = pinned("attention causal { mask k <= q }")
     for shape, name in (

@@ -22,8 +22,11 @@ GPUS = [name for name in TARGETS if target(name).is_gpu]
 def test_each_size_has_a_plan_that_fits(name, dtype, sizes):
     if dtype == "bf16" and name == "sm_75":
         pytest.skip("has no bf16")
-    plan = choose_backward(CAUSAL, Shape(head_dim=sizes[0], head_dim_v=sizes[1], dtype=dtype), target(name))
+    shape = Shape(head_dim=sizes[0], head_dim_v=sizes[1], dtype=dtype)
+    plan = choose_backward(CAUSAL, shape, target(name))
     assert plan.direction == "backward" and violations(plan, target(name)) == ()
+    assert 0 < plan.shared_bytes <= target(name).shared_bytes
+    plan = choose_backward(CAUSAL, shape, target(name), algorithm="fa2")
     assert 0 < plan.shared_bytes == fa2_backward(plan, target(name)) <= target(name).shared_bytes
 
 
@@ -34,7 +37,8 @@ def test_the_widest_heads_have_a_plan(name):
 
 
 def test_wide_heads_have_dv_by_itself():
-    narrow, wide = (choose_backward(CAUSAL, Shape(head_dim=d, head_dim_v=d), target("sm_90")) for d in (128, 256))
+    sizes = (Shape(head_dim=d, head_dim_v=d) for d in (128, 256))
+    narrow, wide = (choose_backward(CAUSAL, size, target("sm_90"), algorithm="fa2") for size in sizes)
     assert narrow.dv is None and set(narrow.passes) == {"dq", "dkdv"}
     assert wide.dv is not None and set(wide.passes) == {"dq", "dkdv", "dv"}
 
@@ -45,7 +49,7 @@ def test_a_plan_depends_on_head_sizes_and_dtype_alone():
 
 
 def test_a_bias_for_each_pair_takes_smaller_tiles():
-    plain, biased = (choose_backward(s, Shape(), target("sm_90")) for s in (CAUSAL, BIAS))
+    plain, biased = (choose_backward(s, Shape(), target("sm_90"), algorithm="fa2") for s in (CAUSAL, BIAS))
     assert biased.tile_q * biased.tile_k < plain.tile_q * plain.tile_k
     assert fa2_backward(biased, target("sm_90")) > fa2_backward(replace(biased, pair_bytes=0), target("sm_90"))
 
