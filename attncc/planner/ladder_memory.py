@@ -7,6 +7,8 @@ row pass through on their way from HBM or back. tests/compile/test_ladder.py com
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attncc.ir import KernelPlan, pieces
 from attncc.planner.shared_memory import ALIGNMENT, IN_HALVES, WORD, matrix_unit, parts, triton_release
 from attncc.targets import Target
@@ -25,16 +27,17 @@ def standard_kernels(plan: KernelPlan, target: Target) -> dict[str, int]:
     if not target.is_gpu:
         return {}
     tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
-    factors = tiles.weights + tiles.value
+    factors, bare = tiles.weights + tiles.value, parts(replace(plan, dropout=False), target)  # scores drop nothing
     stored = plan.tile_q * plan.tile_k * SCORE  # on its way from the product's layout to rows
     if unit == "wgmma":
         scores = tiles.query + (plan.stages * tiles.key + stored if ahead else max(tiles.key, stored))
         output = plan.stages * factors
     elif unit == "tcgen05":
         scores = tiles.query + plan.stages * tiles.key + (plan.tile_q * plan.tile_k if ahead else 0) + ALIGNMENT
+        scores += bare.passed if plan.chain_bytes else 0
         output = plan.stages * factors + ALIGNMENT
     elif unit == "mfma":
-        scores = max(tiles.query_piece, tiles.key_piece, ahead * tiles.key)
+        scores = max(tiles.query_piece, max(tiles.key_piece, ahead * tiles.key) + bare.passed)
         output = max(ahead, 1) * factors
     else:
         scores = tiles.query + max(tiles.key, ahead * tiles.key + stored)
