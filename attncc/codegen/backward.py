@@ -202,7 +202,7 @@ def backward_view(
 
 def _tallies(found: Sequence[Site], passes: Sequence[PassView]) -> frozenset[str]:
     """The helpers that sort values into tables."""
-    called = {"table": "tally", "row_table": "tally_rows"}
+    called = {"table": "tally", "row_table": "tally_rows", "key_table": "tally_rows"}
     same = any("tally_one(" in line for p in passes if p.alike is not None for line in p.alike.chain_one)
     return frozenset({called[s.kind] for s in found if s.kind in called} | ({"tally_one"} if same else set()))
 
@@ -226,12 +226,12 @@ class Builder:
 
     def rows(self, visits: Visits) -> PassView:
         """dQ: a program for a tile of rows, K and V in the loop, and the parameters whose sums belong to rows."""
-        mine = tuple(s for s in self.sites if s.kind != "key" and not s.apart)
+        mine = tuple(s for s in self.sites if not s.of_keys and not s.apart)
         return self._pass("dq", self.kernel["dq"], visits, mine)
 
     def keys(self, visits: Visits) -> tuple[PassView, ...]:
         """dK and dV: a program for a tile of keys, which walks over the heads of its group and their rows."""
-        mine = tuple(s for s in self.sites if s.kind == "key")
+        mine = tuple(s for s in self.sites if s.of_keys)
         both = self._pass("dkdv", self.kernel["dkdv"], visits, mine)
         if self.plan.dv is None:
             return (replace(both, sums=frozenset("kv")),)

@@ -76,7 +76,7 @@ def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Seque
 
 
 def tabled(site: Site) -> bool:
-    return site.kind in ("table", "row_table")
+    return site.kind in ("table", "row_table", "key_table")
 
 
 def _pointee(site: Site) -> str:

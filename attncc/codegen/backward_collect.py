@@ -54,7 +54,7 @@ def _direct(s: Site) -> bool:
 
 def _cells(spec: AttentionSpec, s: Site, tensor: str) -> str:
     stored = stored_places(spec, s.param)
-    return " * ".join(f"{tensor}.shape[{stored[i]}]" for i in _entries(s))
+    return " * ".join(f"{tensor}.shape[{stored[i]}]" for i in s.entries)
 
 
 def _buffer(spec: AttentionSpec, s: Site, tensor: str) -> str:
@@ -64,16 +64,13 @@ def _buffer(spec: AttentionSpec, s: Site, tensor: str) -> str:
         kind = f"{tensor}.dtype" if _direct(s) else "torch.float32"
         return f"{s.name} = torch.zeros({tensor}.shape, dtype={kind}, device=q.device)"
     rows, keys, heads = (rows_of(spec), "total_k", "1, h_len") if spec.ragged else ("q_len", "k_len", "b_len, h_len")
-    shape = {"program": "row_tiles", "row": rows, "key": keys, "table": "slots", "row_table": rows}[s.kind]
+    shape = {"program": "row_tiles", "row": rows, "key": keys, "table": "slots", "row_table": rows, "key_table": keys}[
+        s.kind
+    ]
     if not tabled(s):
         new = "zeros" if spec.ragged else "empty"
         return f"{s.name} = torch.{new}(({heads}, {shape}), dtype=torch.float32, device=q.device)"
     return f"{s.name} = torch.zeros(({heads}, {shape}, cells_{s.name}), dtype=torch.float32, device=q.device)"
-
-
-def _entries(s: Site) -> list[int]:
-    """The axes that a table runs over."""
-    return [i for i in s.rest if not (s.kind == "row_table" and s.index(i) in ("row", "q"))]
 
 
 def _total(spec: AttentionSpec, s: Site, tensor: str, tile_q: int) -> str:
@@ -87,11 +84,11 @@ def _total(spec: AttentionSpec, s: Site, tensor: str, tile_q: int) -> str:
     elif s.kind in ("program", "table"):
         text += ".sum(2)"
     if tabled(s):
-        entries = _entries(s)
+        entries = s.entries
         if len(entries) > 1:
             text += f".unflatten(-1, ({', '.join(f'{tensor}.shape[{stored[i]}]' for i in entries)}))"
-        rest = [i for i in s.rest if i not in entries] + entries
-    if s.kind in ("row", "key", "row_table"):
+        rest = [*(i for i in s.rest if i not in entries), *entries]
+    if s.kind in ("row", "key", "row_table", "key_table"):
         i = rest[0]
         if (s.index(i), s.param.axes[i]) not in (("row", "row"), ("k", "k")):
             text = f"placed({text}, {tensor}.shape[{stored[i]}], {_shift(spec, s, i)})"
@@ -111,6 +108,6 @@ def _shift(spec: AttentionSpec, s: Site, axis: int) -> str:
     moved = s.index(axis) == "q" and spec.align == "end"
     if not spec.ragged:
         return "k_len - q_len" if moved else "0"
-    source = "cu_seqlens_k" if s.kind == "key" else "cu_seqlens_q"
+    source = "cu_seqlens_k" if s.of_keys else "cu_seqlens_q"
     place = "cu_seqlens_k" if s.param.axes[axis] == "k" else "cu_seqlens_q"
     return f"{source}, {place}, " + ("(cu_seqlens_k - cu_seqlens_q).diff()" if moved else f"torch.zeros_like({place})")

@@ -215,8 +215,10 @@ def _add(lowering: Lowering, site: Site, e: Expr, wild: bool, none: str = "p == 
         entry = f"{site.pointer} + {table_cell(lowering, site)}"
         return _once(lowering, f"tally_one({entry}, {_safe(lowering, e, wild, none)}, {within})")
     inside = " & ".join(["(row < q_len)", "(k < k_len)", *_inside(lowering, site)])
-    value = _safe(lowering, e, wild, none)
-    return _once(lowering, f"{_helper(site)}({site.pointer}, {table_cell(lowering, site)}, {value}, {inside})")
+    value, entries = _safe(lowering, e, wild, none), site.pointer
+    if site.kind == "key_table":
+        entries += f" + ({_key(lowering)}) * cells_{site.name}"
+    return _once(lowering, f"{_helper(site)}({entries}, {table_cell(lowering, site)}, {value}, {inside})")
 
 
 def _once(lowering: Lowering, line: str) -> list[str]:
@@ -225,7 +227,7 @@ def _once(lowering: Lowering, line: str) -> list[str]:
 
 
 def _helper(site: Site) -> str:
-    return "tally_rows" if site.kind == "row_table" else "tally"
+    return "tally" if site.kind == "table" else "tally_rows"
 
 
 def row_lines(lowering: Lowering, site: Site, e: Expr) -> list[str]:
@@ -253,11 +255,16 @@ def end_lines(lowering: Lowering, site: Site) -> list[str]:
     if site.kind == "row":
         return [f"tl.store({site.pointer} + at, {site.name}, row < q_len)"]
     if site.kind == "key":
-        ragged = lowering.spec.ragged
-        own = "h.to(tl.int64) * total_k + k_start + k" if ragged else "(b * h_len + h).to(tl.int64) * k_len + k"
-        return [f"tl.store({site.pointer} + {own}, {site.name}, k < k_len)"]
+        return [f"tl.store({site.pointer} + {_key(lowering)}, {site.name}, k < k_len)"]
     inside = " & ".join(["(row < q_len)", *_inside(lowering, site)])
     return [f"tally({site.pointer}, {table_cell(lowering, site)}, {site.name}, {inside})"]
+
+
+def _key(lowering: Lowering) -> str:
+    """The number of a key of a head among those of all heads."""
+    return (
+        "h.to(tl.int64) * total_k + k_start + k" if lowering.spec.ragged else "(b * h_len + h).to(tl.int64) * k_len + k"
+    )
 
 
 def _inside(lowering: Lowering, site: Site) -> Iterator[str]:
@@ -273,8 +280,7 @@ def _inside(lowering: Lowering, site: Site) -> Iterator[str]:
 
 def table_cell(lowering: Lowering, site: Site) -> str:
     """Which entry of a program's table an index names."""
-    rest = tuple(i for i in site.rest if site.index(i) not in ("row", "q")) if site.kind == "row_table" else site.rest
-    return _cell(lowering, site, rest)
+    return _cell(lowering, site, site.entries)
 
 
 def _cell(lowering: Lowering, site: Site, positions: Sequence[int], cast: str = "") -> str:

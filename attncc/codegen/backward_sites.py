@@ -7,7 +7,8 @@ program    one value for a batch entry and head (slopes[h]): rows of a tile toge
 row, key   one for each row (c[b, h, row], c[b, h, q]) or key: over the keys of a row, or over the rows of a key
 cells      one for each pair (bias[b, h, row, k]): tile by tile; without b or h by a kernel of its own
 table      any other index (table[bucket[q - k], h]): a table for each program, of the entries that a tile can hit
-row_table  such a table for each row (relative[b, h, row, x])
+row_table  such a table for each row (relative[b, h, row, x], pairs[row, k, x])
+key_table  and for each key (relative[k, x])
 """
 
 from __future__ import annotations
@@ -57,6 +58,18 @@ class Site:
         """The level of the index: program, row, key or pair."""
         return level(self.at)
 
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """The axes that a table runs over: of one for each row or key, all but the first that its number indexes."""
+        lines = {"row_table": ROWS, "key_table": ("k",)}.get(self.kind, ())
+        line = next((i for i in self.rest if self.index(i) in lines), None)
+        return tuple(i for i in self.rest if i != line)
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether the kernel over keys sums it."""
+        return self.kind in ("key", "key_table")
+
     def index(self, position: int) -> str:
         """The plain name that indexes an axis, empty for another expression."""
         index = self.at.indices[position] if isinstance(self.at, Read) else None
@@ -82,8 +95,6 @@ def unbuilt(spec: AttentionSpec) -> list[tuple[Param, str]]:
 
 def _unbuilt(spec: AttentionSpec, s: Site) -> str:
     """What it is about a site, in words; empty where it is built."""
-    if s.kind == "unbuilt":
-        return "read at a key and at another index together"
     if not spec.ragged or s.kind == "program":
         return ""
     if s.kind == "table":
@@ -112,7 +123,7 @@ def _kind(at: Read, rest: tuple[int, ...], plain: list[str]) -> str:
         return "row" if rows else "key"
     if len(rest) == 2 and rows == keys == 1:
         return "cells"
-    return "unbuilt" if keys or rows > 1 else "row_table" if rows else "table"
+    return "row_table" if rows else "key_table" if keys else "table"
 
 
 def named(found: Iterable[Site], fresh: Names) -> tuple[Site, ...]:
