@@ -14,7 +14,7 @@ from typing import Any
 
 from attncc.analysis import nonnegative
 from attncc.analysis.derivative import ZERO, derivative, multiply
-from attncc.analysis.normaliser import normaliser
+from attncc.analysis.normaliser import Normaliser, normaliser
 from attncc.codegen import launch
 from attncc.codegen.backward_alike import Alike, alike
 from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
@@ -32,6 +32,7 @@ from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import Argument
+from attncc.codegen.sparse import sparse_view
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
@@ -85,6 +86,7 @@ class PassView:
     scale_first: bool = True
     weighing: tuple[str, ...] = ()
     statistics: bool = True  # of rows: their lse and delta
+    mean_lines: tuple[str, ...] = ()  # of sparse weights: what a row's delta is summed up from, in a walk of its own
     program_lines: tuple[str, ...] = ()
     row_lines: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
@@ -128,6 +130,7 @@ class BackwardView:
     seq: str
     starts: str  # what a call of packed sequences passes beside
     statistics: bool
+    sparse: bool  # weights have a threshold, and the kernel of dQ finds delta
     dropout: bool
     delta: PassView
     keys: tuple[PassView, ...]  # dK and dV in one kernel or in two
@@ -176,8 +179,9 @@ def backward_view(
     keys = make.keys(visits_k)
     dq = make.rows(visits_q)
     cells = tuple(make.cells(s) for s in make.sites if s.apart)
-    statistics = normaliser(spec).has_lse
-    passes = (*((delta,) if statistics else ()), *keys, dq, *cells)
+    rule = normaliser(spec)
+    statistics = rule.statistic
+    passes = (*((delta,) if rule.has_lse else ()), *keys, dq, *cells)
     found, check = collected(spec, make.sites, make.names, dq.tile_q), dense_check(prepared(spec), make.names)
     learned = [name for name, _, _ in found.gradients]
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
@@ -186,7 +190,8 @@ def backward_view(
         banner=banner, docstring=_docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
         seq=dq.seq, starts="".join(f", {name}={name}.to(device)" for name in launch.starts(spec)),
-        statistics=statistics, dropout=spec.dropout is not None, delta=delta, keys=keys, dq=dq, cells=cells,
+        statistics=statistics, sparse=rule.alpha is not None, dropout=spec.dropout is not None,
+        delta=delta, keys=keys, dq=dq, cells=cells,
         passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
@@ -260,8 +265,9 @@ class Builder:
         scale, folds = self._scale(lowering)
         dropout = "" if spec.dropout is None else lowering.text(spec.dropout)
         scale = (*scale, *lowering.take("program"))
-        found = pairs(lowering, mine, "exponent" if folds else "LOG2E", which)
-        same, visits = alike(lowering, mine, "exponent" if folds else "LOG2E", which, found, visits) or (None, visits)
+        unit = "exponent" if folds else sparse.factor if (sparse := sparse_view(normaliser(spec))) else "LOG2E"
+        found = pairs(lowering, mine, unit, which)
+        same, visits = alike(lowering, mine, unit, which, found, visits) or (None, visits)
         found = found if same is None else replace(found, lines=(), scores=(), chain=same.chain)
         sums = _begin(lowering, mine, which), _end(lowering, mine)
         key_lines = lowering.take("key")
@@ -276,7 +282,7 @@ class Builder:
         return replace(
             self._view(kernel, args, own),
             scale_lines=scale, scale_first=not folds, weighing=found.weighing,
-            dropout=dropout, statistics=normaliser(spec).has_lse,
+            dropout=dropout, statistics=normaliser(spec).statistic, mean_lines=found.mean if which == "dq" else (),
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
             chain=found.chain, alike=same,
@@ -292,8 +298,10 @@ class Builder:
         scale: Expr = Const(self.plan.head_dim**-0.5) if given is None else given
         scale = Op("float", (scale,), "float") if scale.type == "int" else scale
         text = lowering.text(scale, TERM)
-        folds = normaliser(self.spec).has_lse and not self.spec.scores and isinstance(scale, Const) and scale.value > 0
-        more = ("exponent = scale * LOG2E",) if folds else ()
+        rule = normaliser(self.spec)
+        folds = rule.statistic and not self.spec.scores and isinstance(scale, Const) and scale.value > 0
+        sparse = sparse_view(rule)
+        more = (f"exponent = scale * {sparse.factor if sparse else 'LOG2E'}",) if folds else ()
         return (*lowering.take("program"), f"scale = {text}", *more), folds
 
     def _view(self, kernel: str, args: Sequence[Argument], own: PassPlan) -> PassView:
@@ -386,10 +394,14 @@ def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) ->
         f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",
         *(f"# {title}: {text}" for title, text in zip(titles, keys, strict=True)),
         f"# {compiled_to(plan, resources)}",
-        f"# Weights are worked out again{' from lse' if normaliser(spec).has_lse else ''}, in each direction.",
+        f"# Weights are worked out again{_source(normaliser(spec))}, in each direction.",
         "# A row that sees nothing: zero gradients.",
         *provenance(made, f"python {checked}"),
     )  # fmt: skip
+
+
+def _source(rule: Normaliser) -> str:
+    return " from lse" if rule.has_lse else " from thresholds" if rule.statistic else ""
 
 
 def _pass_text(own: PassPlan) -> str:

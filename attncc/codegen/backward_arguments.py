@@ -40,10 +40,13 @@ def pass_arguments(
     pointer = "*" + POINTEES[plan.dtype]
     inputs = [a for a in base if a.name in ("Q", "K", "V")]
     inputs.append(Argument("D_out", pointer, "pointer", "call", "d_out"))
-    if normaliser(spec).has_lse:
+    rule = normaliser(spec)
+    if rule.statistic:
         inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in STATISTICS]
+    if rule.alpha is not None and kernel == "dq":
+        inputs.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
     if own.loads == "descriptor":
-        inputs += _descriptors(kernel, plan, own, STATISTICS if normaliser(spec).has_lse else ())
+        inputs += _descriptors(kernel, plan, own, STATISTICS if rule.statistic else ())
     made = OUTPUTS["dk" if kernel == "dkdv" and plan.dv is not None else kernel] if kernel in OUTPUTS else ()
     outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in made]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]

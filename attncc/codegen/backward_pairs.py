@@ -15,6 +15,7 @@ from attncc.analysis.normaliser import Normaliser, normaliser
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.lower import Lowering, level, score_text
 from attncc.codegen.printer import BIT_AND, TERM
+from attncc.codegen.sparse import sparse_view
 from attncc.ir import FUNCTIONS, Const, Expr, Op, Read, Var, names, rewrite, walk
 
 # What the templates call the values between the products; no parameter can have these names.
@@ -33,6 +34,7 @@ class Pairs:
     score: str  # the name of the last
     weighted: str  # the weights of the values
     weighing: tuple[str, ...]  # from the masked score to p
+    mean: tuple[str, ...]  # of sparse weights: from dp to the sums that a row's delta is made of
     chain: tuple[str, ...]  # from dp to ds by the scaled score
     product: bool  # the unscaled product is wanted
     slopes: bool  # a derivative reads the score before it
@@ -72,6 +74,7 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         )
         weighted = "p_kept"
         chain.append("dp = tl.where(survives, dp * rescue, 0.0)")
+    mean = list(chain)
     if spec.weight is not None:
         found = _partials(spec.weight, sites)
         chain += _kept("dp") if found else []
@@ -79,9 +82,11 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
             chain += _add(lowering, site, multiply(multiply(P, DP), slope), _wild(slope))
         weight = lowering.text(spec.weight, TERM)
         chain.append(f"dp = dp * {weight}")
+        mean.append(chain[-1])
         weighed = f"{weighted} * {weight}"
         weighted = f"tl.where({weighted} == 0, 0.0, {weighed})" if _wild(spec.weight) else f"({weighed})"
     chain += _kept("dp") if not rule.has_lse else []
+    mean = [*mean, *_mean_lines(rule)] if rule.alpha is not None else []
     chain += through
     none = "p == 0" if rule.has_lse else "ds == 0"
     for made in reversed(stages):
@@ -92,7 +97,7 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), True, none)
     return Pairs(
         lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weighted, weighing,
-        tuple(chain), bool(scale), any(stage.reads_s for stage in stages),
+        tuple(mean), tuple(chain), bool(scale), any(stage.reads_s for stage in stages),
     )  # fmt: skip
 
 
@@ -113,6 +118,10 @@ def _weights(
     lowering: Lowering, rule: Normaliser, sites: Sequence[Site], score: str, unit: str
 ) -> tuple[tuple[str, ...], list[str]]:  # fmt: skip
     """From the masked score to p, and from dp to ds by that score."""
+    if sparse := sparse_view(rule):
+        above = f"above = tl.maximum({score} * {unit} - lse, 0.0, propagate_nan=tl.PropagateNan.ALL)"
+        made = (above, f"p = {sparse.weight}", f"slope = {sparse.slope}")
+        return made, ["ds = tl.where(slope == 0, 0.0, slope * (dp - delta))"]
     if rule.stages is None:
         weighing = (f"p = tl.exp2({score} * {unit} - lse)", *_kept("p"))
         return weighing, ["ds = p * (dp - delta)", *_kept("ds")]
@@ -136,6 +145,13 @@ def _weights(
 def _kept(name: str) -> list[str]:
     """Lines that make a value 0 at pairs that the mask excludes: there it may be anything, NaN too."""
     return ["if masked:", f"    {name} = tl.where(keep, {name}, 0.0)"]
+
+
+def _mean_lines(rule: Normaliser) -> tuple[str, ...]:
+    return (
+        "slopes += tl.sum(slope, 1, keep_dims=True)",
+        "total += tl.sum(tl.where(slope == 0, 0.0, slope * dp), 1, keep_dims=True)",
+    )
 
 
 def _partials(e: Expr, sites: Sequence[Site]) -> tuple[tuple[Site, Expr], ...]:

@@ -28,7 +28,7 @@ class SparseView:
     quadratic: bool  # weights are squares: on a known support the threshold solves an equation of second degree
 
 
-def sparse_view(rule: Normaliser, dtype: str) -> SparseView | None:
+def sparse_view(rule: Normaliser, dtype: str = "") -> SparseView | None:
     """None for a normaliser that is not sparse. What 16 bits round asks for less precision."""
     if rule.alpha is None:
         return None
