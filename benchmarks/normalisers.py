@@ -45,6 +45,8 @@ SPECS = {  # text, parameters by name for so many heads, least part of the plain
     ),
     "relu": ("attention ramp { mask k <= q softmax relu(2) }", lambda h: {}, 0.0),
     "none": ("attention kept { mask k <= q softmax none }", lambda h: {}, 0.0),
+    "sparsemax": ("attention simplex { mask k <= q softmax sparsemax }", lambda h: {}, 0.0),
+    "entmax15": ("attention halfway { mask k <= q softmax entmax(1.5) }", lambda h: {}, 0.25),
     "dropout": ("attention dropped(p: float = 0.1) { mask k <= q dropout p }", lambda h: {"p": 0.1, "seed": 17}, 0.70),
 }  # fmt: skip
 
