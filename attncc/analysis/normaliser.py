@@ -6,14 +6,15 @@ t, at which the weights add up to 1 (Martins and Astudillo 2016, "From Softmax t
 "Sparse Sequence-to-Sequence Models"). Of the other kind a weight is a function of its own score, and nothing of the row
 is known or kept: sigmoid(s + E) (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid
 Self-Attention"), relu(s)^n / k_len (Wortsman et al. 2023, "Replacing softmax with ReLU in Vision Transformers"), s
-itself (Sun et al. 2023, "Retentive Network"), or the spec's own expression.
+itself (Sun et al. 2023, "Retentive Network"), or the spec's own expression,
+which its sum over the row may divide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncc.analysis.evaluate import Env, evaluate
 from attncc.ir import NONE, SUM, AttentionSpec, Const, Expr, Op, Read, Var, children, walk
@@ -31,7 +32,8 @@ class Normaliser:
 
     `sink` is one more score of the row, without a value; `fixed` is what the exponentials are to be relative to, in
     place of a maximum (Hong et al. 2023, "FlashDecoding++"), which the result does not show; `vanishes` says that an
-    excluded score, -inf, has the weight 0 by the stages themselves, and `flat` that it has the slope 0.
+    excluded score, -inf, has the weight 0 by the stages themselves, and `flat` that it has the slope 0. `summed`
+    weights are divided by their sum, whose logarithm is then the row's lse.
     """
 
     stages: tuple[Expr, ...] | None = None
@@ -40,11 +42,17 @@ class Normaliser:
     vanishes: bool = True
     flat: bool = True
     alpha: float | None = None
+    summed: bool = False
 
     @property
     def statistic(self) -> bool:
         """Whether a row has a number by which its weights are worked out again: its lse, or its threshold."""
-        return self.stages is None
+        return self.stages is None or self.summed
+
+    @property
+    def exponential(self) -> bool:
+        """Whether weights are exp(s - lse)."""
+        return self.stages is None and self.alpha is None
 
     @property
     def has_lse(self) -> bool:
@@ -67,8 +75,9 @@ def normaliser(spec: AttentionSpec) -> Normaliser:
         return _of_stages(())
     if policy == "custom":
         weight, divide = (dict(spec.softmax.named)[name] for name in ("weight", "divide"))
-        if divide != SUM:
-            return _of_stages((weight if divide == NONE else Op("/", (weight, divide), "float"),))
+        whole = divide in (SUM, NONE)
+        made = _of_stages((weight if whole else Op("/", (weight, divide), "float"),))
+        return replace(made, summed=divide == SUM)
     raise NotImplementedError(f"softmax {policy} is not built yet")
 
 

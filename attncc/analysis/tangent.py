@@ -37,7 +37,8 @@ def dual(spec: AttentionSpec) -> AttentionSpec:
 
 def unbuilt(spec: AttentionSpec) -> list[str]:
     """What of a spec has no tangent yet, in words."""
-    sparse = [f"softmax {spec.softmax.policy}"] if normaliser(spec).alpha is not None else []
+    rule = normaliser(spec)
+    sparse = [f"softmax {spec.softmax.policy}"] if rule.alpha is not None or rule.summed else []
     dropout = ["dropout"] if spec.dropout is not None else []
     return [*sparse, *dropout, *(["packed sequences"] if spec.ragged else [])]
 

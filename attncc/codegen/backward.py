@@ -299,7 +299,7 @@ class Builder:
         scale = Op("float", (scale,), "float") if scale.type == "int" else scale
         text = lowering.text(scale, TERM)
         rule = normaliser(self.spec)
-        folds = rule.statistic and not self.spec.scores and isinstance(scale, Const) and scale.value > 0
+        folds = rule.stages is None and not self.spec.scores and isinstance(scale, Const) and scale.value > 0
         sparse = sparse_view(rule)
         more = (f"exponent = scale * {sparse.factor if sparse else 'LOG2E'}",) if folds else ()
         return (*lowering.take("program"), f"scale = {text}", *more), folds

@@ -42,7 +42,7 @@ def alike(
     spec = lowering.spec
     indices = tuple(dict.fromkeys(i for e in spec.scores for i in _indices(e)))
     plain = found.score == "s" and len(found.scores) == len(spec.scores) and spec.weight is None
-    plain = plain and normaliser(spec).has_lse
+    plain = plain and normaliser(spec).exponential
     closed = bool(visits.full) and visits.may is None and visits.must is None and not visits.summaries
     known = (
         alike_visits(spec, visits, indices) if indices and plain and closed and all(map(_clamped, indices)) else None

@@ -85,10 +85,10 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         mean.append(chain[-1])
         weighed = f"{weighted} * {weight}"
         weighted = f"tl.where({weighted} == 0, 0.0, {weighed})" if _wild(spec.weight) else f"({weighed})"
-    chain += _kept("dp") if not rule.has_lse else []
+    chain += _kept("dp") if not rule.exponential else []
     mean = [*mean, *_mean_lines(rule)] if rule.alpha is not None else []
     chain += through
-    none = "p == 0" if rule.has_lse else "ds == 0"
+    none = "p == 0" if rule.exponential else "ds == 0"
     for made in reversed(stages):
         chain += _back(lowering, made, none)
     lowering.names["s"] = "s"
@@ -136,7 +136,11 @@ def _weights(
     if not rule.vanishes:
         lines.append(f'p = tl.where({score} == float("-inf"), 0.0, {current})')
     safe = rule.flat and rule.vanishes  # what is excluded adds nothing by itself
-    chain = ["ds = dp" if safe else f'ds = tl.where({score} == float("-inf"), 0.0, dp)']
+    given = "dp"
+    if rule.summed:
+        lines.append("p = p * tl.exp2(-lse)")
+        given = "tl.exp2(-lse) * (dp - delta)"
+    chain = [f"ds = {given}" if safe else f'ds = tl.where({score} == float("-inf"), 0.0, {given})']
     for made in reversed(stages):
         chain += _back(lowering, made if safe else replace(made, wild=True), "ds == 0")
     return tuple(lines), chain

@@ -121,7 +121,7 @@ def lse_words(normaliser: Normaliser) -> str:
 
 def policy(normaliser: Normaliser) -> str:
     """Whose macros make the weights: templates/*/softmax_NAME.jinja."""
-    return "sparse" if normaliser.alpha is not None else "online" if normaliser.has_lse else "weights"
+    return "sparse" if normaliser.alpha is not None else "online" if normaliser.exponential else "weights"
 
 
 def uses(spec: AttentionSpec) -> frozenset[str]:

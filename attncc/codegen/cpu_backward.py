@@ -183,7 +183,7 @@ class Gradients:
         text = self.low.number(e, pair)
         both = ("weighted", "p"), ("dp", "dp")
         self.gained = f"dp * ({text})"
-        without = "p == 0" if self.low.normaliser.has_lse else "excluded"
+        without = "p == 0" if self.low.normaliser.exponential else "excluded"
         if lines:  # what v holds at an excluded pair reaches no parameter
             lines.insert(0, f"dp = torch.where({without}, 0.0, dp)")
         return lines + [f"{name} = torch.where({without}, 0.0, {old} * ({text}))" for name, old in both]

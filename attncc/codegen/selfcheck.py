@@ -115,6 +115,11 @@ def _dense(low: CpuLowering) -> list[str]:
     """The file's own check: the same expressions over all pairs at once."""
     scale, pair = low.scale(ATOM), low.scores()
     weights = low.stages(pair) if low.normaliser.stages is not None else _exponential(low)
+    if low.normaliser.summed:
+        weights += [
+            "total = p.sum(-1, keepdim=True)",
+            "p, want_lse = p / torch.where(total == 0, 1.0, total), torch.log(total)",
+        ]
     weight, mask = low.weight(pair), low.masks()
     return [
         *low.program,

@@ -219,7 +219,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
     sparse = sparse_view(rule, plan.dtype)
-    unit = sparse.factor if sparse else "LOG2E" if rule.has_lse else ""
+    unit = sparse.factor if sparse else "LOG2E" if rule.exponential else ""
     folds, scale_line = _scale(spec, scale, scale_text, unit)
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")

@@ -74,7 +74,6 @@ CODES: dict[str, str] = {
     "E804": "too many of one thing",
     "E805": "too many faults",
     # not built yet
-    "N101": "softmax policy not built yet",
     "N103": "layout not built yet",
     "N104": "quantised keys and values not built yet",
     "N105": "input type not built yet",

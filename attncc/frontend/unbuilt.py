@@ -9,7 +9,7 @@ from attncc.frontend import built
 from attncc.frontend.algorithms import inexpressible
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
-from attncc.ir import SUM
+from attncc.ir import SUM, Softmax
 
 _LATER = "the language knows it; this version does not build it yet"
 
@@ -27,13 +27,14 @@ def refuse_unbuilt(parsed: Parsed, passes: Sequence[str] = ("forward",)) -> None
         raise SpecError(found, parsed.text, parsed.filename)
 
 
+def summed(softmax: Softmax) -> bool:
+    """Whether weights that are no exponentials are divided by their sum."""
+    return dict(softmax.named).get("divide") == SUM and softmax.exponent is None
+
+
 def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Code, key of the place, and what it is."""
     spec = parsed.spec
-    if spec.softmax.policy not in built.SOFTMAX:
-        yield "N101", "softmax", f"softmax {spec.softmax.policy}"
-    if dict(spec.softmax.named).get("divide") == SUM and spec.softmax.exponent is None:
-        yield "N101", "softmax", "weights that are no exponential, divided by their sum"
     yield from _memory(parsed)
     precision = spec.precision
     if precision.inputs is not None and precision.inputs not in built.INPUTS:
@@ -46,6 +47,8 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
         prefix = "schedule" if schedule.target is None else f"schedule.{schedule.target}"
         if schedule.algorithm is not None and schedule.algorithm not in built.ALGORITHMS:
             yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm}"
+        if schedule.algorithm in ("standard", "fa1") and summed(spec.softmax):
+            yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm} with sums that are of no exponentials"
     for name in passes:
         if name not in built.PASSES:
             yield "N109", "attention", f"the {name} pass"

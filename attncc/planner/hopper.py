@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from attncc.ir import AttentionSpec, KernelPlan, Op, Shape, Visits, names, pieces, walk
+from attncc.ir import SUM, AttentionSpec, KernelPlan, Op, Shape, Visits, names, pieces, walk
 from attncc.ir import Schedule as Pins
 from attncc.planner.operands import has_key_mask, operands
 from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES, padded
@@ -44,6 +44,8 @@ SCHEDULES = (
 
 def unfit(spec: AttentionSpec) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can."""
+    if spec.softmax.policy == "custom" and dict(spec.softmax.named)["divide"] == SUM:
+        return "fa3 does not know sums of weights that are no exponentials"
     if spec.softmax.policy not in SOFTMAX:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:

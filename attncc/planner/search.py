@@ -208,7 +208,7 @@ def references(
     none, and it is as if it ran along. The older algorithms know a maximum only."""
     if algorithm != "fa2":
         return ("two_pass" if spec.softmax.policy == "two_pass" else "running",)
-    apt = dtype == "bf16" and visits is not None and normaliser(spec).has_lse
+    apt = dtype == "bf16" and visits is not None and normaliser(spec).exponential
     given = {"two_pass": "two_pass", "unified": "fixed" if dtype != "f16" else "running"}.get(spec.softmax.policy)
     given = "threshold" if normaliser(spec).alpha is not None else given
     if given and target.is_gpu:  # f16 has no room for weights relative to anything but a maximum

@@ -36,6 +36,7 @@ from attncc.runtime.reference import (
     reference,
     scores,
     sparse,
+    summed,
     undivided,
     weighed,
     weighted_values,
@@ -281,6 +282,10 @@ def unfused(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mappin
     if (alpha := alpha_of(spec)) is not None:
         p = to(sparse(torch.where(keep, s, -torch.inf), alpha)[0])
         keep = chosen(spec, p, keep)
+    elif summed(spec):
+        p = torch.where(keep, to(undivided(spec, s, env)), 0.0)
+        total = p.sum(-1, keepdim=True)
+        p = to(p / torch.where(total == 0, 1.0, total))
     elif has_lse(spec):
         _, lse = reference(spec, q, k, v, params)
         p = torch.where(keep, to(torch.exp(s - lse[..., None])), 0.0)

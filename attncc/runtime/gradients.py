@@ -27,6 +27,7 @@ from attncc.runtime.reference import (
     reference,
     sink_of,
     sparse,
+    summed,
     undivided,
     weighed,
     weighted_values,
@@ -71,17 +72,20 @@ def gradients(
     found = torch.autograd.grad(ends[0], list(leaves.values()), ends[1], **options)
     dp = d_out.abs() @ leaves["v"].detach().abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT
     if has_lse(spec):
-        dp = p.detach().abs() * dp
+        slope = p.detach()  # of the lse by a score
+        if summed(spec):
+            (slope,) = torch.autograd.grad([finite], [s], [torch.ones_like(finite)], **options)
+        dp = slope.abs() * dp
         delta = ((d_out * out).abs().sum(-1) + d_lse.abs()).detach()
-        flat = dp + p.detach().abs() * delta[..., None]
+        flat = dp + slope.abs() * delta[..., None]
         flows = ([finite, s, scaled], [delta, dp, flat])
     else:
         (flat,) = torch.autograd.grad([p], [scaled], [dp], **options)
         flows = ([p, scaled], [dp, flat.abs()])
-    summed = torch.autograd.grad(flows[0], list(leaves.values()), flows[1], **options)
+    flowing = torch.autograd.grad(flows[0], list(leaves.values()), flows[1], **options)
     return Gradients(
         dict(zip(leaves, found, strict=True)),
-        {n: float(x.abs().sum()) for n, x in zip(leaves, summed, strict=True)},
+        {n: float(x.abs().sum()) for n, x in zip(leaves, flowing, strict=True)},
     )
 
 
@@ -200,6 +204,11 @@ def _weights(spec: AttentionSpec, env: Env, s: Tensor, keep: Tensor) -> tuple[Te
     if (alpha := alpha_of(spec)) is not None:
         shown = torch.where(keep, s, -math.inf)
         return _Sparse.apply(shown, alpha), sparse(shown.detach(), alpha)[1]
+    if summed(spec):
+        weights = torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0)
+        total = weights.sum(-1, keepdim=True)
+        some = torch.where(total > 0, total, 1.0)
+        return weights / some, torch.where(total > 0, torch.log(some), -math.inf)[..., 0]
     if not has_lse(spec):
         return torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0), s.new_empty(0)
     sink = sink_of(spec)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attncc.ir import NONE, AttentionSpec, Const, Expr, Read, Var, children, conjunction
+from attncc.ir import NONE, SUM, AttentionSpec, Const, Expr, Read, Var, children, conjunction
 from attncc.runtime.dropout import survivors
 
 WORD = 32  # bits in one element of a `bit` tensor's storage
@@ -142,8 +142,13 @@ def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, 
 
 
 def has_lse(spec: AttentionSpec) -> bool:
-    """Whether weights are divided by a sum of exponentials, whose logarithm a call can return."""
-    return spec.softmax.policy not in WITHOUT_LSE
+    """Whether weights are divided by a sum of their row, whose logarithm a call can return."""
+    return spec.softmax.policy not in WITHOUT_LSE or summed(spec)
+
+
+def summed(spec: AttentionSpec) -> bool:
+    """Whether weights of one's own that are no exponentials are divided by their sum."""
+    return dict(spec.softmax.named).get("divide") == SUM
 
 
 def undivided(spec: AttentionSpec, s: Tensor, env: Env) -> Tensor:
@@ -158,7 +163,7 @@ def undivided(spec: AttentionSpec, s: Tensor, env: Env) -> Tensor:
     if policy == "custom":
         weight, divide = (dict(spec.softmax.named)[name] for name in ("weight", "divide"))
         p = evaluate(weight, env.having(s=s)).to(torch.float64).expand(s.shape)
-        return p if divide == NONE else p / evaluate(divide, env)
+        return p if divide in (NONE, SUM) else p / evaluate(divide, env)
     raise NotImplementedError(f"softmax {policy} has no reference yet")
 
 
@@ -217,6 +222,10 @@ def normalised(spec: AttentionSpec, s: Tensor, env: Env) -> tuple[Tensor, Tensor
     of a sparse policy, or nothing."""
     if (alpha := alpha_of(spec)) is not None:
         return sparse(s, alpha)
+    if summed(spec):
+        weights = torch.where(s == -math.inf, 0.0, undivided(spec, s, env))
+        total = weights.sum(-1)
+        return weights / torch.where(total == 0, 1.0, total)[..., None], total.log()
     if not has_lse(spec):
         return torch.where(s == -math.inf, 0.0, undivided(spec, s, env)), s.new_empty(0)
     sink = sink_of(spec)

@@ -169,7 +169,7 @@ class Written:
         keep = self.mask(names)
         if keep is not True:
             s = torch.where(keep, s, -math.inf)
-        if made.has_lse:
+        if made.exponential:
             p = self._exponentials(s, made.sink, names)
         else:
             p = s

@@ -19,6 +19,11 @@ SPECS = {
     "custom": "attention a(e: f32[h] grad, g: f32[b, k] grad) "
     "{ mask k <= q softmax custom(weight = exp(s) + e[h] * g[b, k] * s * s, divide = 1 + row) }",
     "custom_sum": "attention a(e: f32[h] grad) { softmax custom(weight = exp2(s * e[h] - m), divide = sum) }",
+    "sparsemax": "attention a(w: f32[h] grad) { mask k <= q softmax sparsemax weight w[h] }",
+    "entmax": "attention a { mask 0 <= q - k < 9 score 3 * s softmax entmax(1.5) dropout 0.2 }",
+    "entmax_low": "attention a { mask k < q softmax entmax(1.2) }",
+    "own_sum": "attention a(g: f32[h] grad) "
+    "{ mask k <= q softmax custom(weight = log(1 + exp(s * g[h])), divide = sum) weight 1 + 0.1 * k }",
     "none": "attention a(g: f32[h] grad) { mask k <= q score s * exp2(-g[h] * g[h] * (q - k)) softmax none }",
 }
 
@@ -105,6 +110,89 @@ def test_there_is_no_lse():
     q, k, v = tensors(1, 2, 9, 16)
     with pytest.raises(ValueError, match="softmax sigmoid divides by no sum, and has no lse"):
         attncc.compile("attention a { softmax sigmoid(-2) }")(q, k, v, return_lse=True)
+
+
+def sparse(s: torch.Tensor, alpha: float) -> torch.Tensor:
+    """By sorting, for 2 (Martins and Astudillo 2016, algorithm 1) and 1.5 (Peters et al. 2019, algorithm 2)."""
+    x = (s * (alpha - 1)).sort(-1, descending=True).values
+    count = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype)
+    mean, square = x.cumsum(-1) / count, (x * x).cumsum(-1) / count
+    if alpha == 2:
+        t = mean - 1 / count
+    else:
+        t = mean - ((1 - count * (square - mean**2)) / count).clamp(min=0).sqrt()
+    kept = (t <= x).sum(-1, keepdim=True)
+    return (s * (alpha - 1) - t.gather(-1, kept - 1)).clamp(min=0) ** (1 / (alpha - 1))
+
+
+@pytest.mark.parametrize(("policy", "alpha"), [("sparsemax", 2.0), ("entmax(1.5)", 1.5)])
+def test_sparse_weights_by_sorting(policy, alpha):
+    q, k, v = tensors(1, 2, 300, 16)
+    attn = attncc.compile(f"attention a {{ score 4 * s softmax {policy} }}")
+    p = sparse(q @ k.mT, alpha)
+    assert (p == 0).float().mean() > 0.9  # most tiles of keys have rows that they give nothing to
+    assert torch.allclose(attn(q, k, v), p @ v, rtol=1e-10, atol=1e-10)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    want = torch.autograd.grad((sparse(q @ k.mT, alpha) @ v).square().sum(), leaves)
+    found = torch.autograd.grad(attn(q, k, v).square().sum(), leaves)
+    for x, y in zip(found, want, strict=True):
+        assert torch.allclose(x, y, rtol=1e-8, atol=1e-8)
+
+
+def test_equal_scores_share_a_row():
+    q, k, v = torch.zeros(1, 1, 3, 8), torch.randn(1, 1, 200, 8), torch.randn(1, 1, 200, 8)
+    for policy in ("sparsemax", "entmax(1.5)", "entmax(1.1)"):
+        out = attncc.compile(f"attention a {{ softmax {policy} }}")(q, k, v)
+        assert torch.allclose(out, v.mean(-2, keepdim=True).expand(out.shape), atol=1e-5), policy
+
+
+def test_a_pair_without_a_weight_is_excluded():
+    q, k, v = (torch.zeros(1, 1, 2, 8) for _ in range(3))
+    q[..., 0] = k[..., 0, 0] = 4.0
+    v[..., 1, :] = torch.inf  # of the key with the lesser score
+    for policy in ("sparsemax", "entmax(1.5)"):
+        attn = attncc.compile(f"attention a {{ scale 1.0 align start softmax {policy} }}")
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attn(*leaves)
+        assert torch.equal(out, torch.zeros_like(out))
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_a_row_of_nan_is_nan_alone():
+    q, k, v = tensors(1, 1, 5, 8)
+    q[..., 2, :] = torch.nan
+    out = attncc.compile("attention a { softmax entmax(1.5) }")(q, k, v)
+    assert out[..., 2, :].isnan().all() and out[..., [0, 1, 3, 4], :].isfinite().all()
+
+
+def test_thresholds_are_no_lse():
+    q, k, v = tensors(1, 2, 9, 16)
+    with pytest.raises(ValueError, match="softmax sparsemax has a threshold in place of an lse"):
+        attncc.compile("attention a { softmax sparsemax }")(q, k, v, return_lse=True)
+
+
+def test_parts_of_an_own_sum_merge():
+    q, k, v = tensors(1, 2, 9, 16)
+    own = "softmax custom(weight = 1 / (1 + s * s), divide = sum)"
+    part = attncc.compile(f"attention a(low: int, high: int) {{ mask low <= k < high {own} }}")
+    whole = attncc.compile(f"attention a {{ {own} }}")(q, k, v, return_lse=True)
+    parts = [part(q, k, v, low=a, high=b, return_lse=True) for a, b in ((0, 4), (4, 4), (4, 9))]
+    for x, y in zip(attncc.merge(*zip(*parts, strict=True)), whole, strict=True):
+        assert torch.allclose(x, y, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weight", "proved"),
+    [("s * s", True), ("exp(s) + abs(s) * k", True), ("log(1 + exp(s))", True), ("max(s, 0)", True), ("s", False),
+     ("1 - sigmoid(s)", False), ("tanh(s) + 1", False), ("where(s < 0, 0, s * s)", True)],
+)  # fmt: skip
+def test_weights_are_summed_where_none_is_negative(weight, proved):
+    text = f"attention a {{ softmax custom(weight = {weight}, divide = sum) }}"
+    if proved:
+        assert normaliser(frontend.parse(text).spec).summed
+    else:
+        with pytest.raises(attncc.api.SpecError, match=r"E504.*must not be negative"):
+            frontend.parse(text)
 
 
 def test_in_a_graph_with_gradients():

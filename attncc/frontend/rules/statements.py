@@ -23,6 +23,7 @@ from attncc.frontend.rules.expressions import Node, build
 from attncc.frontend.rules.names import PLACES, check_new, spoil
 from attncc.frontend.rules.operators import promote, words
 from attncc.ir import MAXIMUM, NONE, POLICIES, SUM, Expr, Softmax, Type, Var, walk
+from attncc.ir.sign import never_negative
 
 _MANY = {"let": MAX_LETS, "mask": MAX_STATEMENTS, "score": MAX_STATEMENTS}
 _WANTED: dict[str, Type] = {"mask": "bool"}  # every other statement is a float
@@ -307,4 +308,21 @@ def _custom(name: Token, args: list[Tree], body: Body, context: Context) -> None
     elif good and len(named) != 2:
         context.report.error("E504", name, "'custom' takes 'weight = …' and 'divide = …', each once")
     elif good:
-        body.softmax = Softmax("custom", (), tuple((n, named[n]) for n in ("weight", "divide")))
+        made = Softmax("custom", (), tuple((n, named[n]) for n in ("weight", "divide")))
+        if divides == SUM and made.exponent is None and not _can_be_summed(name, named["weight"], context):
+            return
+        body.softmax = made
+
+
+def _can_be_summed(name: Token, weight: Expr, context: Context) -> bool:
+    """A sum of weights that are no exponentials divides them where none of them can be negative."""
+    if MAXIMUM in walk(weight):
+        message = "the row's maximum 'm' cancels only in exp(… - m) and exp2(… - m)"
+        context.report.error("E504", name, message, "leave m out")
+    elif not never_negative(weight):
+        message = "weights that are divided by their sum must not be negative, and nothing proves it of these"
+        hint = "known: exp, sigmoid, sqrt, abs, x * x, max(x, 0), log(1 + exp(x)), their sums, products and quotients"
+        context.report.error("E504", name, message, hint)
+    else:
+        return True
+    return False
