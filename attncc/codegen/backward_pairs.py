@@ -120,8 +120,8 @@ def _weights(
     """From the masked score to p, and from dp to ds by that score."""
     if sparse := sparse_view(rule):
         above = f"above = tl.maximum({score} * {unit} - lse, 0.0, propagate_nan=tl.PropagateNan.ALL)"
-        made = (above, f"p = {sparse.weight}", f"slope = {sparse.slope}")
-        return made, ["ds = tl.where(slope == 0, 0.0, slope * (dp - delta))"]
+        worked_out = (above, f"p = {sparse.weight}", f"slope = {sparse.slope}")
+        return worked_out, ["ds = tl.where(slope == 0, 0.0, slope * (dp - delta))"]
     if rule.stages is None:
         weighing = (f"p = tl.exp2({score} * {unit} - lse)", *_kept("p"))
         return weighing, ["ds = p * (dp - delta)", *_kept("ds")]

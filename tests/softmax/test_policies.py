@@ -117,10 +117,8 @@ def sparse(s: torch.Tensor, alpha: float) -> torch.Tensor:
     x = (s * (alpha - 1)).sort(-1, descending=True).values
     count = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype)
     mean, square = x.cumsum(-1) / count, (x * x).cumsum(-1) / count
-    if alpha == 2:
-        t = mean - 1 / count
-    else:
-        t = mean - ((1 - count * (square - mean**2)) / count).clamp(min=0).sqrt()
+    root = ((1 - count * (square - mean**2)) / count).clamp(min=0).sqrt()
+    t = mean - (1 / count if alpha == 2 else root)
     kept = (t <= x).sum(-1, keepdim=True)
     return (s * (alpha - 1) - t.gather(-1, kept - 1)).clamp(min=0) ** (1 / (alpha - 1))
 
