@@ -14,27 +14,27 @@ from typing import Any
 
 from attncc.analysis import nonnegative
 from attncc.analysis.derivative import ZERO, derivative, multiply
-from attncc.analysis.normaliser import Normaliser, normaliser
+from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
 from attncc.codegen.backward_alike import Alike, alike
 from attncc.codegen.backward_arguments import delta_arguments, pass_arguments
 from attncc.codegen.backward_collect import Collected, collected
 from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, pairs, row_lines
 from attncc.codegen.backward_sites import Site, named, sites
+from attncc.codegen.backward_words import banner, docstring
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, visits_view
 from attncc.codegen.lower import Lowering, conjoin
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
 from attncc.codegen.printer import TERM
-from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, in_order
+from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, dense_check, in_order
 from attncc.codegen.signature import Argument
 from attncc.codegen.sparse import sparse_view
 from attncc.codegen.tables import tables_of
-from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
+from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
@@ -86,6 +86,7 @@ class PassView:
     scale_first: bool = True
     weighing: tuple[str, ...] = ()
     statistics: bool = True  # of rows: their lse and delta
+    exponential: bool = True  # weights are exp(score - lse)
     mean_lines: tuple[str, ...] = ()  # of sparse weights: what a row's delta is summed up from, in a walk of its own
     program_lines: tuple[str, ...] = ()
     row_lines: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ def render_backward(
     that takes most registers. Its call is `backward(q, k, v, out, lse, d_out, d_lse=None, *, parameters)` ->
     (d_q, d_k, d_v, {parameter: gradient}).
     """
-    view = backward_view(spec, visits_q, visits_k, plan, _banner(spec, plan, text, resources))
+    view = backward_view(spec, visits_q, visits_k, plan, banner(spec, plan, text, resources))
     return rendered(f"triton/{plan.algorithm}_backward.py.jinja", view)
 
 
@@ -187,7 +188,7 @@ def backward_view(
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
     checked += [f'({i}, ("{name}", more["{name}"]))' for i, name in enumerate(learned, 3)]
     return BackwardView(
-        banner=banner, docstring=_docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
+        banner=banner, docstring=docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
         seq=dq.seq, starts="".join(f", {name}={name}.to(device)" for name in launch.starts(spec)),
         statistics=statistics, sparse=rule.alpha is not None, dropout=spec.dropout is not None,
@@ -252,7 +253,7 @@ class Builder:
 
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
         spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)
-        swapped, tables = which in ("dkdv", "dv"), tables_of(visits, spec.ragged)
+        swapped, tables, rule = which in ("dkdv", "dv"), tables_of(visits, spec.ragged), normaliser(spec)
         args = pass_arguments(which, spec, replace(plan, tables=tables.made), own, self.names, mine)
         ours = {n for s in self.sites for n in (s.name, s.pointer, f"cells_{s.name}")}
         taken = reserved() | {*self.names.values(), *self.kernel.values(), kernel, *ours}
@@ -282,7 +283,8 @@ class Builder:
         return replace(
             self._view(kernel, args, own),
             scale_lines=scale, scale_first=not folds, weighing=found.weighing,
-            dropout=dropout, statistics=normaliser(spec).statistic, mean_lines=found.mean if which == "dq" else (),
+            dropout=dropout, statistics=rule.statistic, exponential=rule.exponential,
+            mean_lines=found.mean if which == "dq" else (),
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
             chain=found.chain, alike=same,
@@ -361,50 +363,7 @@ def _end(lowering: Lowering, mine: Sequence[Site]) -> tuple[str, ...]:
     return tuple(line for s in mine if s.gathers or s.apart or s.kind == "key" for line in end_lines(lowering, s))
 
 
-def _docstring(spec: AttentionSpec, plan: KernelPlan, statistics: bool) -> str:
-    d, dv = plan.head_dim, plan.head_dim_v
-    if spec.ragged:
-        forms, rows = (f"[total_q, H, {d}]", f"[total_k, H_kv, {d}]", f"[total_k, H_kv, {dv}]"), "[H, total_q]"
-        out, packed = f"[total_q, H, {dv}]", " sequences as in forward;"
-    else:
-        forms, rows = (f"[B, H, Q, {d}]", f"[B, H_kv, K, {d}]", f"[B, H_kv, K, {dv}]"), "[B, H, Q]"
-        out, packed = f"[B, H, Q, {dv}]", ""
-    lse = f"lse and d_lse {rows} in float32; any strides,{packed} d_lse may be None." if statistics else (
-        f"any strides;{packed} there is no lse."
-    )  # fmt: skip
-    return (
-        f"q {forms[0]}, k {forms[1]}, v {forms[2]}, out and d_out {out} in {plan.dtype},\n    {lse}\n\n"
-        "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."
-    )
-
-
 def _call_arguments(spec: AttentionSpec, names: dict[str, str]) -> str:
     params = [names[p.name] + (f"={p.default!r}" if p.default is not None else "") for p in spec.params]
     params = [*launch.starts(spec), *params, *(["seed"] if spec.dropout is not None else [])]
     return ", ".join(["q", "k", "v", "out", "lse", "d_out", "d_lse=None", *(["*", *params] if params else [])])
-
-
-def _banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
-    """The comment on top: the spec, the plan, what it compiled to, and how to make the file."""
-    dq, *keys = (_pass_text(own) for own in plan.passes.values())
-    titles = ("dK and dV",) if plan.dv is None else ("dK", "dV")
-    made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
-    return (
-        *comment(text),
-        f"# backward · {plan.algorithm} · deterministic · dQ: {dq}",
-        *(f"# {title}: {text}" for title, text in zip(titles, keys, strict=True)),
-        f"# {compiled_to(plan, resources)}",
-        f"# Weights are worked out again{_source(normaliser(spec))}, in each direction.",
-        "# A row that sees nothing: zero gradients.",
-        *provenance(made, f"python {checked}"),
-    )  # fmt: skip
-
-
-def _source(rule: Normaliser) -> str:
-    return " from lse" if rule.has_lse else " from thresholds" if rule.statistic else ""
-
-
-def _pass_text(own: PassPlan) -> str:
-    means = "TMA" if own.loads == "descriptor" else "pointers"
-    stages = f"{own.stages} stage{'s' if own.stages > 1 else ''}"
-    return f"tile {own.tile_q} × {own.tile_k} · {stages} · {own.warps} warps · by {means}"
