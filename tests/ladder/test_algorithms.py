@@ -117,3 +117,19 @@ def test_fa1_walks_over_the_rows_that_see_a_tile_of_keys():
     source = pipeline.render(planned("algorithm fa1"))
     assert "for mine in range(tl.cdiv(k_len, TILE_K)):" in source and "row_low = first_key + q_len - k_len" in source
     assert analysis.kernel_visits(planned("algorithm fa1").spec, "k").outer == "k"
+
+
+@pytest.mark.parametrize(
+    ("schedules", "kept"),
+    [
+        ("", (Schedule(algorithm="fa1"),)),
+        ("schedule { tile q = 64 warps 4 }", (Schedule(algorithm="fa1", tile_q=64, warps=4),)),
+        ("schedule { algorithm fa2 loop q_outer tile q = 64 }", (Schedule(algorithm="fa1"),)),
+        ("schedule { stages 2 } schedule sm_90 { algorithm fa3 tile q = 128 }", (Schedule(algorithm="fa1", stages=2),)),
+        ("schedule sm_90 { tile q = 32 }", (Schedule(algorithm="fa1"), Schedule("sm_90", tile_q=32))),
+    ],
+)
+def test_what_is_pinned_beside_another_algorithm_is_not_about_this_one(schedules, kept):
+    asked = frontend.pinned(frontend.parse(f"attention a {{ }} {schedules}"), "fa1")
+    assert asked.spec.schedules == kept
+    assert frontend.parse(frontend.canonical(asked.spec)).spec.schedules == kept
