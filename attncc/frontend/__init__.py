@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attncc.frontend.algorithms import pinned
+from attncc.frontend.algorithms import inexpressible, pinned
 from attncc.frontend.bind import bind
 from attncc.frontend.canonical import canonical
 from attncc.frontend.expression_text import expression_text, let_names
@@ -30,6 +30,7 @@ __all__ = [
     "canonical",
     "expression_text",
     "format_text",
+    "inexpressible",
     "let_names",
     "packed",
     "parse",
