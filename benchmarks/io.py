@@ -202,9 +202,15 @@ def counted(wanted: list[int], folder: Path) -> dict[int, list[dict[str, Any]]]:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
+    return read_counters(done.stdout, wanted)
+
+
+def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]]]:
+    """Kernels by case from what ncu printed: a table of its own among the lines of the program, units in its first row,
+    a kernel called MARK before each case."""
     found: dict[int, list[dict[str, Any]]] = {}
     at = -1
-    for line in csv.DictReader(x for x in done.stdout.splitlines() if x.startswith('"')):
+    for line in csv.DictReader(x for x in text.splitlines() if x.startswith('"')):
         if not line.get("ID"):
             continue
         if MARK in line["Kernel Name"]:

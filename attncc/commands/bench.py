@@ -90,6 +90,8 @@ def command(
         raise EnvironmentFault("there is no GPU here: --device cpu")
     values = values_of(assigned)
     planned = pipeline.plan(request(spec, here or "cpu" if chosen == "cuda" else "cpu", shape, dtype, values))
+    if planned.spec.ragged:
+        raise pipeline.RequestError(f"{planned.spec.name} is of packed sequences, and bench times dense calls")
     known = contents(planned.spec, planned.shape, planned.values, values.tensors)
     _tell_drawn(planned, dict(known.tensors))
     rows = _run(planned, dict(known.tensors), lengths, passes or BOTH, against, chosen, rounds)

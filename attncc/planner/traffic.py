@@ -14,7 +14,7 @@ from typing import Any
 STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
 SCORE = 4  # of a pair that standard attention writes
 SUM = 4  # of an output that is still being summed up
-HELD = 0.65  # of the L2 that one kernel's streams can count on: the rest is passing through
+HELD = 0.65  # of the L2 that one kernel's streams can count on, the rest passing through: assumed, not yet counted
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,9 @@ def test_a_plot(program, monkeypatch):
 def test_what_is_asked_wrongly(program):
     assert program("bench", "causal.attn", "--against", "fa9").status == 2
     assert program("bench", "causal.attn", "--lengths", "0").status == 2
+    Path("packed.attn").write_text("attention p { mask k <= q } layout { q ragged kv ragged }")
+    found = program("bench", "packed.attn", *HERE)
+    assert found.status == 2 and "bench times dense calls" in found.err
     found = program("bench", "causal.attn", "--device", "cuda")
     assert found.status in (0, 5)
 
