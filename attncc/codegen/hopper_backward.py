@@ -123,6 +123,7 @@ class HopperBackwardView:
     starts: str
     statistics: bool
     interpreted: bool
+    sparse: bool
     check: DenseCheck
     check_helpers: list[str]
     check_inputs: str
@@ -274,7 +275,7 @@ def hopper_backward_view(
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
         reach="min(q_len, 2048)" if spread(spec, visits_k) == "local" else "q_len",
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
-        interpreted=False, check=check, check_helpers=in_order(check.helpers),
+        interpreted=False, sparse=False, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(names[name] for name in learned)]),
         check_arguments=call_arguments(spec, names), checked=", ".join(checked), elsewhere=elsewhere(plan.target),
         target=plan.target, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", tolerance=TOLERANCE[plan.dtype],
