@@ -168,6 +168,7 @@ def gemma2_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
                 use_acc=False,
                 is_async=True,
             )
+
             mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
             out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
 

@@ -179,6 +179,7 @@ def window_alibi_sinks_forward_consumer(shared, signals, args, mine_of: gl.const
                 use_acc=False,
                 is_async=True,
             )
+
             mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
             out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
 

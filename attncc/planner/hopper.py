@@ -21,7 +21,6 @@ NARROWEST = 64
 WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp group's registers
 POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one", "sigmoid", "relu", "none", "custom")
-MEASURED = ("online", "sink", "off_by_one")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
 
 
@@ -61,8 +60,6 @@ def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
         return "fa3 was not seen right on a GPU yet where a kernel before it makes tables of a mask's tensors"
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
-    if spec.softmax.policy not in MEASURED or spec.dropout is not None:
-        return "fa3 was not seen right on a GPU yet with dropout or weights of the scores alone"
     read = operands(spec)
     beside = read.pair or read.bits or read.gather or read.chain
     return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""

@@ -22,7 +22,19 @@ FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the lo
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FEW = [("causal", 128, 128, "bf16"), ("window_alibi_sinks", 64, 64, "f16")]
 SIZES = [(64, 64), (96, 96), (192, 128), (128, 64), (256, 256)]
-NAMES = ("full", "causal_start", "alibi", "softcap", "streaming", "prefix", "gpt_oss", "gemma2", "dense_bias")
+NAMES = (
+    "full",
+    "causal_start",
+    "alibi",
+    "softcap",
+    "streaming",
+    "prefix",
+    "gpt_oss",
+    "gemma2",
+    "dense_bias",
+    "sigmoid",
+    "retnet",
+)
 MANY = [("causal", d, dv, dtype) for d, dv in SIZES for dtype in ("bf16", "f16")] + [
     (name, 128, 128, "bf16") for name in NAMES
 ]

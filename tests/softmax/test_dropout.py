@@ -171,7 +171,7 @@ def test_in_a_graph_with_gradients(seed):
 def test_a_let_may_give_the_probability():
     attn = attncc.compile("attention a(p: float) { let rate = p * 0.5 + 0.01 * p dropout rate }")
     text = pipeline.render(pipeline.plan(pipeline.Request(text=attn.parsed.text, target="sm_90")))
-    assert "rate = " in text and "tl.full([], rate, tl.float32)" in text
+    assert "rate = " in text and "gl.to_tensor(rate)" in text
 
 
 def test_bad_input_is_named():
