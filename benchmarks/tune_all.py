@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +24,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
+from torch import Tensor
 
 import attncc
 from attncc import frontend, pipeline, planner
-from attncc.ir import Shape
+from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import winners
 from attncc.runtime.attention import Attention
-from attncc.runtime.draw import ELEMENTS, Draw
+from attncc.runtime.draw import Draw
 from attncc.runtime.precompile import Workers
 from attncc.runtime.search import OK, Found
 from attncc.runtime.timing import Events
@@ -40,6 +41,7 @@ from attncc.runtime.tune import Contest, job_of, tune
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 16384  # rows of a call, batch times length
+DEVICE = "cuda"
 WIDTH = 2048  # columns of a row, heads times head size
 AHEAD = 16  # searches whose plans are being compiled while one is measured
 QUICK = {"span": 10.0, "rounds": 3}
@@ -77,17 +79,28 @@ def tasks(options: argparse.Namespace) -> list[Task]:
             for several in buckets.values()]  # fmt: skip
 
 
-def tensors(spec: Any, shape: Shape) -> dict[str, np.ndarray[Any, Any]]:
-    """Contents that people would have, where what is drawn at random would be a mask of another kind."""
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    for p in spec.tensors:
-        if p.name in ("doc", "segment"):
-            found[p.name] = np.tile(np.arange(shape.k_len) * 8 // shape.k_len, (shape.batch, 1)).astype(np.int32)
-        elif p.name == "slopes":
-            found[p.name] = np.exp2(-np.arange(1, shape.heads + 1) * 8.0 / shape.heads).astype(np.float32)
-        elif p.name == "length":
-            found[p.name] = np.full(shape.batch, shape.k_len, np.int32)
-    return {n: x for n, x in found.items() if len(spec.param(n).axes) == x.ndim}
+def contents(name: str, shape: Shape) -> dict[str, Any]:
+    """Parameters as people would have them, where what is drawn at random would be a mask of another kind."""
+    n, b, h = shape.k_len, shape.batch, shape.heads
+    device, rows = DEVICE, torch.arange(shape.q_len, device=DEVICE)
+    several = lambda x, *size: x.to(torch.int32).expand(*size, x.shape[-1]).contiguous()
+    made: dict[str, Callable[[], dict[str, Any]]] = {
+        "document": lambda: {"doc": several(rows * 8 // n, b)},
+        "padding": lambda: {"length": torch.full((b,), n, dtype=torch.int32, device=device)},
+        "prefix_batch": lambda: {"prefix": torch.full((b,), n // 4, dtype=torch.int32, device=device)},
+        "row_bounds": lambda: {"lo": several((rows - n // 8).clamp(min=0), b, h), "hi": several(rows + 1, b, h)},
+        "global_tokens": lambda: {"is_global": (rows % 256 == 0).expand(b, n).contiguous()},
+        "block_sparse": lambda: {"blocks": torch.rand(h, n // 64, n // 64, device=device) < 0.2},
+        "neighborhood_2d": lambda: {"height": 32, "width": n // 32, "radius": 6},
+        "relative_bias": lambda: {
+            "bucket_of": torch.arange(-128, 129, device=device).abs().add(1).log2().mul(4).to(torch.int32),
+            "table": torch.randn(32, h, device=device),
+        },
+        "dense_bias": lambda: {"bias": torch.randn(b, h, n, n, device=device)},
+        "retnet": lambda: {"decay": -torch.log2(1 - torch.exp2(-5 - torch.arange(h, device=device).float()))},
+        "sigmoid": lambda: {"shift": torch.full((h,), -math.log(n), device=device)},
+    }  # fmt: skip
+    return made[name]() if name in made else {}
 
 
 def contest(task: Task, target: str, most: int | None) -> Contest:
@@ -102,16 +115,15 @@ def contest(task: Task, target: str, most: int | None) -> Contest:
     return made
 
 
-def drawn(spec: Any, shape: Shape, values: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def drawn(task: Task, spec: AttentionSpec, shape: Shape, values: dict[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
     """A call: q, k, v, and the parameters by name."""
-    device, params = "cuda", Draw(spec, 0, values).params(shape, "cuda")
-    params |= {n: x for n, x in values.items() if n not in spec.free_axes}
-    for name, array in tensors(spec, shape).items():
-        params[name] = torch.from_numpy(array).to(device, ELEMENTS[spec.param(name).element or ""])
+    params = contents(task.name, shape)
+    if any(not p.const and p.name not in params for p in spec.params):
+        params = Draw(spec, 0, values).params(shape, DEVICE) | values | params
     size = (shape.batch, shape.heads, shape.q_len, shape.head_dim)  # of all three: shapes() has it so
-    generator = torch.Generator(device).manual_seed(0)
-    qkv = [torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(3)]
-    return qkv, params
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    qkv = [torch.randn(size, generator=generator, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
+    return qkv, {n: x for n, x in params.items() if n not in spec.free_axes}
 
 
 def nearest(found: list[Found]) -> tuple[dict[str, Any], list[float]] | None:
@@ -132,7 +144,7 @@ def row(task: Task, contest: Contest, options: argparse.Namespace, workers: Work
     spec, found = contest.planned.spec, []
     attention = Attention(contest.planned.parsed, contest.planned.consts)
     for shape in task.shapes():
-        qkv, params = drawn(spec, shape, dict(contest.planned.values))
+        qkv, params = drawn(task, spec, shape, dict(contest.planned.values))
         timer = Events(False, **(QUICK if options.quick else {}))
         made = tune(attention, *qkv, params, passes=(task.direction,), budget=options.seconds, timer=timer,
                     workers=workers, contests={task.direction: contest})  # fmt: skip

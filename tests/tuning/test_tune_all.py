@@ -29,7 +29,7 @@ def stubbed(monkeypatch):
         trials = [search.Trial(c, search.OK, 9.0 - i) for i, c in enumerate(contests[passes[0]].candidates)]
         return SimpleNamespace(found={passes[0]: search.Found(trials, trials[-1])})
 
-    def drawn(spec, shape, values):
+    def drawn(task, spec, shape, values):
         lengths.append(shape.q_len)
         return [None] * 3, {}
 
