@@ -11,6 +11,8 @@
 # made by: attncc build window_alibi_sinks.attn --target sm_90
 # checked by: python window_alibi_sinks_forward_sm_90.py
 
+import functools
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -408,10 +410,20 @@ def window_alibi_sinks_forward(
     )
 
 
+@functools.cache
+def shared_layout(columns):
+    """How shared memory holds rows of so many columns. To make one takes the host longer than a launch."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=4)
+
+
+@functools.cache
+def processors(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def described(x, rows, columns):
     """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=4)
-    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(columns))
 
 
 def forward(q, k, v, *, window=1024, slopes_, sinks):
@@ -426,7 +438,7 @@ def forward(q, k, v, *, window=1024, slopes_, sinks):
     together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
-    programs = min(slots, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    programs = min(slots, processors(q.device))
     # TMA takes tensors at 16-byte-aligned addresses and strides;
     # window_alibi_sinks_forward_sm_90_any_stride.py takes the rest.
     window_alibi_sinks_forward[(programs,)](
