@@ -245,8 +245,8 @@ def _why(plan: KernelPlan, target: Target, spread: str) -> str:
     }  # fmt: skip
     if not target.is_gpu:
         return ""
-    rate = efficiency.efficiency(plan, target, spread) * target.reachable_tflops
-    if efficiency.measured(plan, target) is not None:
+    rate = efficiency.measured_rate(plan, target, spread)
+    if rate:
         return f" (measured at {rate:.0f} TFLOP/s)"
     found = [names[f] for f in efficiency.faults(plan, target) if f in names]
     return f" (not measured{''.join(f', {text}' for text in found)})"
