@@ -81,14 +81,14 @@ def alibi_forward_weights(s, m, l, tile, args, here, masked, raises):
     """Weights of a tile of keys from the products s; each row's reference and sum; the factor for what came before.
 
     Where it `raises` the reference, that is the maximum of what the row has seen so far."""
-    Q, K, V, Out, Lse, Drawn, slopes_, stride_slopes_, q_len, k_len, b_len, h_len, group, together = args
-    b, h, h_kv, row, q, slopes__h, scale = here
+    Q, K, V, Out, Lse, Drawn, slopes, stride_slopes, q_len, k_len, b_len, h_len, group, together = args
+    b, h, h_kv, row, q, slopes_h, scale = here
     k = tile * TILE_K + gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS), 0)
     # The score is linear in k: what all keys of a tile share of it joins the reference.
     k_first, column = tile * TILE_K, gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS).to(gl.float32), 0)
-    shift = gl.max(gl.zeros([ROWS, 1], gl.float32, SCORES) + -(slopes__h * (q - k_first)) * LOG2E, 1)
+    shift = gl.max(gl.zeros([ROWS, 1], gl.float32, SCORES) + -(slopes_h * (q - k_first)) * LOG2E, 1)
     s = s * scale
-    s = s + slopes__h * column
+    s = s + slopes_h * column
     if masked:
         keep = (k <= q)
         s = gl.where(keep, s, float("-inf"))
@@ -107,7 +107,7 @@ def alibi_forward_weights(s, m, l, tile, args, here, masked, raises):
 @gluon.jit
 def alibi_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
-    Q, K, V, Out, Lse, Drawn, slopes_, stride_slopes_, q_len, k_len, b_len, h_len, group, together = args
+    Q, K, V, Out, Lse, Drawn, slopes, stride_slopes, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
@@ -124,14 +124,14 @@ def alibi_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
-        slopes__h = gl.load(slopes_ + h * stride_slopes_)
+        slopes_h = gl.load(slopes + h * stride_slopes)
         scale = 0.08838834764831845
         buffer = mine_of * QUERIES + turn % QUERIES
         query = Queries.index(buffer).reshape([ROWS, 128])
         own = mine * TILE_Q + mine_of * ROWS
         row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
         q = row + (k_len - q_len)
-        here = (b, h, h_kv, row, q, slopes__h, scale)
+        here = (b, h, h_kv, row, q, slopes_h, scale)
         m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
         l = gl.zeros([ROWS, 8], gl.float32, SUMS)
         out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
@@ -216,7 +216,7 @@ def alibi_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
 @gluon.jit
 def alibi_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, signals, args):
     """Hands an order on and loads its keys and values, and Q where it is the first for these rows."""
-    Q, K, V, Out, Lse, Drawn, slopes_, stride_slopes_, q_len, k_len, b_len, h_len, group, together = args
+    Q, K, V, Out, Lse, Drawn, slopes, stride_slopes, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
@@ -246,7 +246,7 @@ def alibi_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, sig
 @gluon.jit
 def alibi_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
-    Q, K, V, Out, Lse, Drawn, slopes_, stride_slopes_, q_len, k_len, b_len, h_len, group, together = args
+    Q, K, V, Out, Lse, Drawn, slopes, stride_slopes, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
@@ -268,7 +268,7 @@ def alibi_forward_producer(shared, signals, args):
         h_kv = h // group
         if waiting < 0:
             waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
-        slopes__h = gl.load(slopes_ + h * stride_slopes_)
+        slopes_h = gl.load(slopes + h * stride_slopes)
         scale = 0.08838834764831845
 
         # ---- the key tiles that these rows see
@@ -329,12 +329,12 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
         "q_len", "k_len", "b_len", "h_len", "group", "together"
     ],
     do_not_specialize_on_alignment=[
-        "slopes_", "stride_slopes_"
+        "slopes", "stride_slopes"
     ],
 )
 def alibi_forward(
-    Q, K, V, Out, Lse, Drawn, slopes_,
-    stride_slopes_: "i64",
+    Q, K, V, Out, Lse, Drawn, slopes,
+    stride_slopes: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
 ):
     Queries = gl.allocate_shared_memory(Q.dtype, [2 * QUERIES, 1, 1, ROWS, 128], Q.layout)
@@ -349,7 +349,7 @@ def alibi_forward(
     drawn_full, drawn_used = barriers(2, 1), barriers(2, 2)
     shared = (Queries, Keys, Values, drawn, orders, verdict)
     signals = (query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged)
-    args = (Q, K, V, Out, Lse, Drawn, slopes_, stride_slopes_, q_len, k_len, b_len, h_len, group, together)
+    args = (Q, K, V, Out, Lse, Drawn, slopes, stride_slopes, q_len, k_len, b_len, h_len, group, together)
     number_0: gl.constexpr = 0
     number_1: gl.constexpr = 1
     gl.warp_specialize(
@@ -379,7 +379,7 @@ def described(x, rows, columns):
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(columns))
 
 
-def forward(q, k, v, *, slopes_):
+def forward(q, k, v, *, slopes):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
     lse [B, H, Q] in float32 (natural log)."""
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
@@ -396,8 +396,8 @@ def forward(q, k, v, *, slopes_):
     # alibi_forward_sm_90_any_stride.py takes the rest.
     alibi_forward[(programs,)](
         described(q, 64, 128), described(k, 128, 128), described(v, 128, 128), described(out, 64, 128), lse, drawn,
-        slopes_,
-        *slopes_.stride(),
+        slopes,
+        *slopes.stride(),
         q_len, k_len, b_len, h_len, group, together,
         num_warps=4,
     )
@@ -418,8 +418,8 @@ def check():
     kind = torch.bfloat16
     sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
     Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
-    slopes_ = torch.rand((4,)).to(torch.float32)
-    out, lse = forward(Q.to(device), K.to(device), V.to(device), slopes_=slopes_.to(device))
+    slopes = torch.rand((4,)).to(torch.float32)
+    out, lse = forward(Q.to(device), K.to(device), V.to(device), slopes=slopes.to(device))
     out, lse = out.cpu(), lse.cpu()
 
     (B, H, q_len, D), (H_kv, k_len), dtype = Q.shape, K.shape[1:3], torch.float64
@@ -427,9 +427,9 @@ def check():
     b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
     row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
     q = row + (k_len - q_len)
-    slopes__h = slopes_[heads, None, None].to(dtype)
+    slopes_h = slopes[heads, None, None].to(dtype)
     s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
-    s = s - slopes__h * real(q - k, dtype)
+    s = s - slopes_h * real(q - k, dtype)
     keep = k <= q
     s.masked_fill_(~keep, -torch.inf)
     want_lse = torch.logsumexp(s, -1, keepdim=True)

@@ -67,7 +67,7 @@ def entmax15_forward(
     m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
     tau = tl.full([TILE_Q, 1], LOWEST, tl.float32)
     total = tl.zeros([TILE_Q, 1], tl.float32)  # of weights, and of their slopes
-    slopes = tl.zeros([TILE_Q, 1], tl.float32)
+    steepness = tl.zeros([TILE_Q, 1], tl.float32)
     for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
         for tile in range(full_end if masked else 0, end if masked else full_end):
             k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
@@ -81,20 +81,20 @@ def entmax15_forward(
             score = s * scale
             m = tl.maximum(m, tl.max(score, 1, keep_dims=True))
             least = tl.maximum(tau, m - 1)
-            fall = tl.exp(2.0 * slopes / tl.maximum(total, 1e-30) * (tau - least))
+            fall = tl.exp(2.0 * steepness / tl.maximum(total, 1e-30) * (tau - least))
             above = tl.maximum(score - least, 0.0)
             total = total * fall + tl.sum(above * above, 1, keep_dims=True)
-            slopes = slopes * fall + tl.sum(above, 1, keep_dims=True)
+            steepness = steepness * fall + tl.sum(above, 1, keep_dims=True)
             excess = tl.maximum(total, 1.0)
             tau = tl.minimum(
-                least + tl.log(excess) * total / tl.maximum(2.0 * slopes, 1e-30), tl.maximum(m - 0.0625, least)
+                least + tl.log(excess) * total / tl.maximum(2.0 * steepness, 1e-30), tl.maximum(m - 0.0625, least)
             )
-            total, slopes = total / excess, slopes / excess
+            total, steepness = total / excess, steepness / excess
 
     left = 32
     while left > 0:
         total = tl.zeros([TILE_Q, 1], tl.float32)
-        slopes = tl.zeros([TILE_Q, 1], tl.float32)
+        steepness = tl.zeros([TILE_Q, 1], tl.float32)
         count = tl.zeros([TILE_Q, 1], tl.float32)
         for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
             for tile in range(full_end if masked else 0, end if masked else full_end):
@@ -107,14 +107,14 @@ def entmax15_forward(
 
                 above = tl.maximum(s * scale - tau, 0.0)
                 total += tl.sum(above * above, 1, keep_dims=True)
-                slopes += tl.sum(above, 1, keep_dims=True)
+                steepness += tl.sum(above, 1, keep_dims=True)
                 count += tl.sum(tl.where(above > 0, 1.0, 0.0), 1, keep_dims=True)
 
-        step = (total - tl.sqrt(total)) / tl.maximum(slopes, 1e-30)
+        step = (total - tl.sqrt(total)) / tl.maximum(steepness, 1e-30)
         # on its support tau solves an equation of second degree
-        root = slopes * slopes - count * (total - 1)  # squared
-        step = tl.where((root > 0) & (left > 28), (total - 1) / (slopes + tl.sqrt(tl.maximum(root, 0.0))), step)
-        step = tl.where(slopes > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
+        root = steepness * steepness - count * (total - 1)  # squared
+        step = tl.where((root > 0) & (left > 28), (total - 1) / (steepness + tl.sqrt(tl.maximum(root, 0.0))), step)
+        step = tl.where(steepness > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
         tau = tl.where(m == LOWEST, float("inf"), tau + step)
 
         far = tl.max(tl.where(row < q_len, tl.abs(step), 0.0)) > 2e-3
@@ -126,7 +126,7 @@ def entmax15_forward(
     left = 32
     while left > 0:
         total = tl.zeros([TILE_Q, 1], tl.float32)
-        slopes = tl.zeros([TILE_Q, 1], tl.float32)
+        steepness = tl.zeros([TILE_Q, 1], tl.float32)
         out = tl.zeros([TILE_Q, 128], tl.float32)
         for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
             for tile in range(full_end if masked else 0, end if masked else full_end):
@@ -140,14 +140,14 @@ def entmax15_forward(
                 above = tl.maximum(s * scale - tau, 0.0, propagate_nan=tl.PropagateNan.ALL)
                 p = above * above
                 total += tl.sum(p, 1, keep_dims=True)
-                slopes += tl.sum(above, 1, keep_dims=True)
+                steepness += tl.sum(above, 1, keep_dims=True)
                 value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
                 out = tl.dot(p.to(value.dtype), value, out)
 
         used = tau
-        step = (total - tl.sqrt(total)) / tl.maximum(slopes, 1e-30)
-        step = tl.where(slopes > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
+        step = (total - tl.sqrt(total)) / tl.maximum(steepness, 1e-30)
+        step = tl.where(steepness > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
         tau = tl.where(m == LOWEST, float("inf"), tau + step)
 
         off = (tl.abs(total - 1) > 1e-3) & (tl.abs(step) > 5e-7 * tl.maximum(tl.abs(m), 1.0)) & (row < q_len)

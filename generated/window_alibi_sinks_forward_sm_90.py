@@ -85,16 +85,16 @@ def window_alibi_sinks_forward_weights(s, m, l, tile, args, here, masked, raises
 
     Where it `raises` the reference, that is the maximum of what the row has seen so far."""
     (
-        Q, K, V, Out, Lse, Drawn, slopes_, sinks, stride_slopes_, stride_sinks, q_len, k_len, b_len, h_len,
+        Q, K, V, Out, Lse, Drawn, slopes, sinks, stride_slopes, stride_sinks, q_len, k_len, b_len, h_len,
         group, together, window,
     ) = args
-    b, h, h_kv, row, q, slopes__h, sinks_h, scale = here
+    b, h, h_kv, row, q, slopes_h, sinks_h, scale = here
     k = tile * TILE_K + gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS), 0)
     # The score is linear in k: what all keys of a tile share of it joins the reference.
     k_first, column = tile * TILE_K, gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS).to(gl.float32), 0)
-    shift = gl.max(gl.zeros([ROWS, 1], gl.float32, SCORES) + -(slopes__h * (q - k_first)) * LOG2E, 1)
+    shift = gl.max(gl.zeros([ROWS, 1], gl.float32, SCORES) + -(slopes_h * (q - k_first)) * LOG2E, 1)
     s = s * scale
-    s = s + slopes__h * column
+    s = s + slopes_h * column
     if masked:
         distance = q - k
         keep = ((distance).to(gl.uint32) < gl.cast(gl.maximum(window, 0), gl.uint32))
@@ -115,7 +115,7 @@ def window_alibi_sinks_forward_weights(s, m, l, tile, args, here, masked, raises
 def window_alibi_sinks_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
     (
-        Q, K, V, Out, Lse, Drawn, slopes_, sinks, stride_slopes_, stride_sinks, q_len, k_len, b_len, h_len,
+        Q, K, V, Out, Lse, Drawn, slopes, sinks, stride_slopes, stride_sinks, q_len, k_len, b_len, h_len,
         group, together, window,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
@@ -134,7 +134,7 @@ def window_alibi_sinks_forward_consumer(shared, signals, args, mine_of: gl.const
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
-        slopes__h = gl.load(slopes_ + h * stride_slopes_)
+        slopes_h = gl.load(slopes + h * stride_slopes)
         sinks_h = gl.load(sinks + h * stride_sinks)
         scale = 0.08838834764831845
         buffer = mine_of * QUERIES + turn % QUERIES
@@ -142,7 +142,7 @@ def window_alibi_sinks_forward_consumer(shared, signals, args, mine_of: gl.const
         own = mine * TILE_Q + mine_of * ROWS
         row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
         q = row + (k_len - q_len)
-        here = (b, h, h_kv, row, q, slopes__h, sinks_h, scale)
+        here = (b, h, h_kv, row, q, slopes_h, sinks_h, scale)
         sink = gl.max(gl.zeros([ROWS, 1], gl.float32, SCORES) + sinks_h * LOG2E, 1)
         m = gl.minimum(gl.maximum(sink, LOWEST), -LOWEST)
         l = gl.zeros([ROWS, 8], gl.float32, SUMS)
@@ -231,7 +231,7 @@ def window_alibi_sinks_forward_consumer(shared, signals, args, mine_of: gl.const
 def window_alibi_sinks_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, signals, args):
     """Hands an order on and loads its keys and values, and Q where it is the first for these rows."""
     (
-        Q, K, V, Out, Lse, Drawn, slopes_, sinks, stride_slopes_, stride_sinks, q_len, k_len, b_len, h_len,
+        Q, K, V, Out, Lse, Drawn, slopes, sinks, stride_slopes, stride_sinks, q_len, k_len, b_len, h_len,
         group, together, window,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
@@ -264,7 +264,7 @@ def window_alibi_sinks_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine
 def window_alibi_sinks_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
     (
-        Q, K, V, Out, Lse, Drawn, slopes_, sinks, stride_slopes_, stride_sinks, q_len, k_len, b_len, h_len,
+        Q, K, V, Out, Lse, Drawn, slopes, sinks, stride_slopes, stride_sinks, q_len, k_len, b_len, h_len,
         group, together, window,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
@@ -288,7 +288,7 @@ def window_alibi_sinks_forward_producer(shared, signals, args):
         h_kv = h // group
         if waiting < 0:
             waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
-        slopes__h = gl.load(slopes_ + h * stride_slopes_)
+        slopes_h = gl.load(slopes + h * stride_slopes)
         sinks_h = gl.load(sinks + h * stride_sinks)
         scale = 0.08838834764831845
 
@@ -357,12 +357,12 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "slopes_", "sinks", "stride_slopes_", "stride_sinks"
+        "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 def window_alibi_sinks_forward(
-    Q, K, V, Out, Lse, Drawn, slopes_, sinks,
-    stride_slopes_: "i64", stride_sinks: "i64",
+    Q, K, V, Out, Lse, Drawn, slopes, sinks,
+    stride_slopes: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
 ):
@@ -385,9 +385,9 @@ def window_alibi_sinks_forward(
         Out,
         Lse,
         Drawn,
-        slopes_,
+        slopes,
         sinks,
-        stride_slopes_,
+        stride_slopes,
         stride_sinks,
         q_len,
         k_len,
@@ -426,7 +426,7 @@ def described(x, rows, columns):
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(columns))
 
 
-def forward(q, k, v, *, window=1024, slopes_, sinks):
+def forward(q, k, v, *, window=1024, slopes, sinks):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128] in bf16 → out [B, H, Q, 128] in bf16,
     lse [B, H, Q] in float32 (natural log)."""
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
@@ -443,8 +443,8 @@ def forward(q, k, v, *, window=1024, slopes_, sinks):
     # window_alibi_sinks_forward_sm_90_any_stride.py takes the rest.
     window_alibi_sinks_forward[(programs,)](
         described(q, 64, 128), described(k, 128, 128), described(v, 128, 128), described(out, 64, 128), lse, drawn,
-        slopes_, sinks,
-        *slopes_.stride(), *sinks.stride(),
+        slopes, sinks,
+        *slopes.stride(), *sinks.stride(),
         q_len, k_len, b_len, h_len, group, together,
         window,
         num_warps=4,
@@ -467,10 +467,10 @@ def check():
     sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
     Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
     window = 100
-    slopes_ = torch.rand((4,)).to(torch.float32)
+    slopes = torch.rand((4,)).to(torch.float32)
     sinks = torch.rand((4,)).to(torch.float32)
     out, lse = forward(
-        Q.to(device), K.to(device), V.to(device), window=window, slopes_=slopes_.to(device), sinks=sinks.to(device)
+        Q.to(device), K.to(device), V.to(device), window=window, slopes=slopes.to(device), sinks=sinks.to(device)
     )
     out, lse = out.cpu(), lse.cpu()
 
@@ -479,11 +479,11 @@ def check():
     b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
     row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
     q = row + (k_len - q_len)
-    slopes__h = slopes_[heads, None, None].to(dtype)
+    slopes_h = slopes[heads, None, None].to(dtype)
     sinks_h = sinks[heads, None, None].to(dtype)
     s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
     distance = q - k
-    s = s - slopes__h * real(distance, dtype)
+    s = s - slopes_h * real(distance, dtype)
     keep = (0 <= distance) & (distance < window)
     s.masked_fill_(~keep, -torch.inf)
     want_lse = torch.logaddexp(torch.logsumexp(s, -1, keepdim=True), sinks_h)

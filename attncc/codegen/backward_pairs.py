@@ -153,7 +153,7 @@ def _kept(name: str) -> list[str]:
 
 def _mean_lines(rule: Normaliser) -> tuple[str, ...]:
     return (
-        "slopes += tl.sum(slope, 1, keep_dims=True)",
+        "steepness += tl.sum(slope, 1, keep_dims=True)",
         "total += tl.sum(tl.where(slope == 0, 0.0, slope * dp), 1, keep_dims=True)",
     )
 
