@@ -8,6 +8,8 @@
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0.
 # made by: attncc build sigmoid.attn --target sm_90     checked by: python sigmoid_forward_sm_90.py
 
+import functools
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -327,10 +329,20 @@ def sigmoid_forward(
     )
 
 
+@functools.cache
+def shared_layout(columns):
+    """How shared memory holds rows of so many columns. To make one takes the host longer than a launch."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=4)
+
+
+@functools.cache
+def processors(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def described(x, rows, columns):
     """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=4)
-    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(columns))
 
 
 def forward(q, k, v, *, shift_):
@@ -345,7 +357,7 @@ def forward(q, k, v, *, shift_):
     together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
-    programs = min(slots, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    programs = min(slots, processors(q.device))
     # TMA takes tensors at 16-byte-aligned addresses and strides;
     # sigmoid_forward_sm_90_any_stride.py takes the rest.
     sigmoid_forward[(programs,)](
