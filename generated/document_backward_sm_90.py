@@ -4,7 +4,7 @@
 #
 # backward · fa2 · deterministic · dQ: tile 64 × 64 · 2 stages · 4 warps · by TMA
 # dK and dV: tile 64 × 64 · 2 stages · 4 warps · by TMA
-# sm_90, bf16, head size 128: 255 registers, 200 spills, 97 KB of shared memory
+# sm_90, bf16, head size 128: 255 registers, 168 spills, 97 KB of shared memory
 # Weights are worked out again from lse, in each direction.
 # A row that sees nothing: zero gradients.
 # made by: attncc build document.attn --pass backward --target sm_90     checked by: python document_backward_sm_90.py
@@ -26,23 +26,6 @@ def load(pointers, inside, guarded: tl.constexpr):
         return tl.load(pointers, mask=inside, other=0.0)
     else:
         return tl.load(pointers)
-
-
-@triton.jit
-def strays(x):
-    """1 where something in x is not finite."""
-    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1))
-
-
-@triton.jit
-def one_by_one(total, weights, first, stride, count, inside, LENGTH: tl.constexpr):
-    """total + weights @ rows, a row at a time from `first` on: at a weight of 0 it adds nothing, whatever it holds."""
-    lane = tl.arange(0, LENGTH)[None, :]
-    for i in range(LENGTH):
-        weight = tl.sum(tl.where(lane == i, weights, 0.0), 1, keep_dims=True)
-        row = tl.load(first + i * stride, mask=inside & (i < count), other=0.0)
-        total += tl.where(weight == 0, 0.0, weight * row)
-    return total
 
 
 @triton.jit
@@ -198,179 +181,126 @@ def document_backward_dkdv(
     K += b * stride_kb + h_kv * stride_kh
     V += b * stride_vb + h_kv * stride_vh
     key = load(K + k * stride_kn + d[None, :] * stride_kd, k < k_len, True)
+    d_k = tl.zeros([TILE_K, 128], tl.float32)
     value = load(V + k * stride_vn + d[None, :] * stride_vd, k < k_len, True)
+    d_v = tl.zeros([TILE_K, 128], tl.float32)
     scale = 0.08838834764831845
     exponent = scale * LOG2E
 
     every_tables = Tables
     every_scans = Scans
-    # ---- the sums; where one is not finite, each once more with care for what these keys do not see
-    for again in tl.static_range(3):
-        if again == 1:
-            stray = strays(d_k) + strays(d_v)
-        if stray if again else True:
-            d_k = tl.zeros([TILE_K, 128], tl.float32)
-            d_v = tl.zeros([TILE_K, 128], tl.float32)
-            for member in range(group):
-                h = h_kv * group + member
-                head = (b * h_len + h).to(tl.int64)
-                queries = Q + b * stride_qb + h * stride_qh
-                d_outs = D_out + b * stride_gb + h * stride_gh
-                doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
-                doc_k_max = tl.max(tl.where(k < k_len, doc_k, -2147483647))
-                doc_k_min = tl.min(tl.where(k < k_len, doc_k, 2147483647))
+    for member in range(group):
+        h = h_kv * group + member
+        head = (b * h_len + h).to(tl.int64)
+        queries = Q + b * stride_qb + h * stride_qh
+        d_outs = D_out + b * stride_gb + h * stride_gh
+        doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+        doc_k_max = tl.max(tl.where(k < k_len, doc_k, -2147483647))
+        doc_k_min = tl.min(tl.where(k < k_len, doc_k, 2147483647))
 
-                # ---- the tiles of rows that see these keys
-                Tables = every_tables + b.to(tl.int64) * (2 * q_tiles)
-                Scans = every_scans + b.to(tl.int64) * (4 * k_tiles)
-                first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
-                row_low = first_key + q_len - k_len
-                doc_k_first = tl.load(Scans + mine).to(tl.int32)
-                begin = tl.maximum(doc_k_first, tl.maximum(row_low, 0) // TILE_Q)
-                doc_k_stop = tl.load(Scans + k_tiles + mine).to(tl.int32)
-                end = tl.minimum(doc_k_stop, (q_len + TILE_Q - 1) // TILE_Q)
-                row_high = last_key + q_len - k_len
-                doc_k_full_first = tl.load(Scans + 2 * k_tiles + mine).to(tl.int32)
-                full_begin = tl.minimum(
-                    end, tl.maximum(doc_k_full_first, (tl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q)
+        # ---- the tiles of rows that see these keys
+        Tables = every_tables + b.to(tl.int64) * (2 * q_tiles)
+        Scans = every_scans + b.to(tl.int64) * (4 * k_tiles)
+        first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
+        row_low = first_key + q_len - k_len
+        doc_k_first = tl.load(Scans + mine).to(tl.int32)
+        begin = tl.maximum(doc_k_first, tl.maximum(row_low, 0) // TILE_Q)
+        doc_k_stop = tl.load(Scans + k_tiles + mine).to(tl.int32)
+        end = tl.minimum(doc_k_stop, (q_len + TILE_Q - 1) // TILE_Q)
+        row_high = last_key + q_len - k_len
+        doc_k_full_first = tl.load(Scans + 2 * k_tiles + mine).to(tl.int32)
+        full_begin = tl.minimum(end, tl.maximum(doc_k_full_first, (tl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q))
+        doc_k_full_run = tl.load(Scans + 3 * k_tiles + mine).to(tl.int32)
+        full_end = tl.maximum(
+            full_begin, tl.where(0 < doc_k_full_run, tl.minimum(doc_k_full_first + doc_k_full_run, q_len // TILE_Q), 0)
+        )
+        masked_0 = tl.maximum(full_begin - begin, 0)
+        masked_1 = masked_0 + tl.maximum(end - full_end, 0)
+        for masked in tl.static_range(1):  # every tile is whole
+            for tile in range(full_begin, full_end):
+                row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
+                row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+                q = row + (k_len - q_len)
+                query = stream(
+                    Q_tiles, (b, h, tile * TILE_Q, 0),
+                    queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
                 )
-                doc_k_full_run = tl.load(Scans + 3 * k_tiles + mine).to(tl.int32)
-                full_end = tl.maximum(
-                    full_begin,
-                    tl.where(0 < doc_k_full_run, tl.minimum(doc_k_full_first + doc_k_full_run, q_len // TILE_Q), 0),
+                s = tl.dot(key, tl.trans(query))
+                d_out = stream(
+                    D_out_tiles, (b, h, tile * TILE_Q, 0),
+                    d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
                 )
-                masked_0 = tl.maximum(full_begin - begin, 0)
-                masked_1 = masked_0 + tl.maximum(end - full_end, 0)
-                for masked in tl.static_range(1):  # every tile is whole
-                    for tile in range(full_begin, full_end):
-                        row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
-                        row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-                        q = row + (k_len - q_len)
-                        query = stream(
-                            Q_tiles, (b, h, tile * TILE_Q, 0),
-                            queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
-                        )
-                        s = tl.dot(key, tl.trans(query))
-                        d_out = stream(
-                            D_out_tiles, (b, h, tile * TILE_Q, 0),
-                            d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
-                        )
-                        dp = tl.dot(value, tl.trans(d_out))
-                        lse = stream(
-                            Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
-                        )
-                        delta = stream(
-                            Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
-                        )
-                        doc_q = tl.load(
-                            doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1,
-                            mask=(0 <= q) & (q < k_len),
-                            other=0,
-                        )
-                        if masked:
-                            keep = (k <= q) & (doc_q == doc_k) & (row < q_len)
-                        p = tl.exp2(s * exponent - lse)
-                        if masked:
-                            p = tl.where(keep, p, 0.0)
-                        ds = p * (dp - delta)
-                        if masked:
-                            ds = tl.where(keep, ds, 0.0)
-                        if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                            d_v = one_by_one(
-                                d_v, p, d_outs + tile * TILE_Q * stride_gm + d[None, :] * stride_gd,
-                                stride_gm, q_len - tile * TILE_Q, True, TILE_Q,
-                            )
-                        elif again != 2:
-                            d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
-                        if masked and again == 2:  # what is excluded adds nothing, even where it is not finite
-                            d_k = one_by_one(
-                                d_k, ds, queries + tile * TILE_Q * stride_qm + d[None, :] * stride_qd,
-                                stride_qm, q_len - tile * TILE_Q, True, TILE_Q,
-                            )
-                        elif again != 1:
-                            d_k = tl.dot(ds.to(query.dtype), query, d_k)
-                for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
-                    step = lane_base + tl.arange(0, 32)
-                    lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
-                    inner_first, inner_last = lane * TILE_Q, tl.minimum(lane * TILE_Q + TILE_Q, q_len) - 1
-                    doc_q_min = tl.load(Tables + lane, mask=lane < q_tiles, other=0)
-                    doc_q_max = tl.load(Tables + q_tiles + lane, mask=lane < q_tiles, other=0)
-                    live = (
-                        (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max)
-                        & (row_low <= inner_last)
+                dp = tl.dot(value, tl.trans(d_out))
+                lse = stream(
+                    Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
+                )
+                delta = stream(
+                    Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
+                )
+                doc_q = tl.load(
+                    doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1, mask=(0 <= q) & (q < k_len), other=0
+                )
+                if masked:
+                    keep = (k <= q) & (doc_q == doc_k) & (row < q_len)
+                    s = tl.where(keep, s, float("-inf"))
+                p = tl.exp2(s * exponent - lse)
+                ds = p * (dp - delta)
+                d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
+                d_k = tl.dot(ds.to(query.dtype), query, d_k)
+        for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
+            step = lane_base + tl.arange(0, 32)
+            lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
+            inner_first, inner_last = lane * TILE_Q, tl.minimum(lane * TILE_Q + TILE_Q, q_len) - 1
+            doc_q_min = tl.load(Tables + lane, mask=lane < q_tiles, other=0)
+            doc_q_max = tl.load(Tables + q_tiles + lane, mask=lane < q_tiles, other=0)
+            live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (row_low <= inner_last)
+            whole = (
+                live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (row_high <= inner_first)
+                & (inner_first + TILE_Q <= q_len)
+            )
+            for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+                if masked:
+                    chosen = live & ~whole
+                else:
+                    chosen = whole
+                rank = tl.cumsum(chosen.to(tl.int32))
+                for turn in range(tl.max(rank)):
+                    tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
+                    row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
+                    row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+                    q = row + (k_len - q_len)
+                    query = stream(
+                        Q_tiles, (b, h, tile * TILE_Q, 0),
+                        queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
                     )
-                    whole = (
-                        live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (row_high <= inner_first)
-                        & (inner_first + TILE_Q <= q_len)
+                    s = tl.dot(key, tl.trans(query))
+                    d_out = stream(
+                        D_out_tiles, (b, h, tile * TILE_Q, 0),
+                        d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
                     )
-                    for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-                        if masked:
-                            chosen = live & ~whole
-                        else:
-                            chosen = whole
-                        rank = tl.cumsum(chosen.to(tl.int32))
-                        for turn in range(tl.max(rank)):
-                            tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
-                            row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
-                            row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-                            q = row + (k_len - q_len)
-                            query = stream(
-                                Q_tiles, (b, h, tile * TILE_Q, 0),
-                                queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
-                            )
-                            s = tl.dot(key, tl.trans(query))
-                            d_out = stream(
-                                D_out_tiles, (b, h, tile * TILE_Q, 0),
-                                d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
-                            )
-                            dp = tl.dot(value, tl.trans(d_out))
-                            lse = stream(
-                                Lse_2_tiles,
-                                (b, h, tile * TILE_Q),
-                                Lse_2 + (head * padded(q_len) + row),
-                                row < q_len,
-                                False,
-                            )
-                            delta = stream(
-                                Delta_tiles,
-                                (b, h, tile * TILE_Q),
-                                Delta + (head * padded(q_len) + row),
-                                row < q_len,
-                                False,
-                            )
-                            doc_q = tl.load(
-                                doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1,
-                                mask=(0 <= q) & (q < k_len),
-                                other=0,
-                            )
-                            if masked:
-                                keep = (k <= q) & (doc_q == doc_k) & (row < q_len)
-                            p = tl.exp2(s * exponent - lse)
-                            if masked:
-                                p = tl.where(keep, p, 0.0)
-                            ds = p * (dp - delta)
-                            if masked:
-                                ds = tl.where(keep, ds, 0.0)
-                            if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                                d_v = one_by_one(
-                                    d_v, p, d_outs + tile * TILE_Q * stride_gm + d[None, :] * stride_gd,
-                                    stride_gm, q_len - tile * TILE_Q, True, TILE_Q,
-                                )
-                            elif again != 2:
-                                d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
-                            if masked and again == 2:  # what is excluded adds nothing, even where it is not finite
-                                d_k = one_by_one(
-                                    d_k, ds, queries + tile * TILE_Q * stride_qm + d[None, :] * stride_qd,
-                                    stride_qm, q_len - tile * TILE_Q, True, TILE_Q,
-                                )
-                            elif again != 1:
-                                d_k = tl.dot(ds.to(query.dtype), query, d_k)
+                    dp = tl.dot(value, tl.trans(d_out))
+                    lse = stream(
+                        Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
+                    )
+                    delta = stream(
+                        Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
+                    )
+                    doc_q = tl.load(
+                        doc + b * stride_doc_0 + tl.cast(q, tl.int64) * stride_doc_1,
+                        mask=(0 <= q) & (q < k_len),
+                        other=0,
+                    )
+                    if masked:
+                        keep = (k <= q) & (doc_q == doc_k) & (row < q_len)
+                        s = tl.where(keep, s, float("-inf"))
+                    p = tl.exp2(s * exponent - lse)
+                    ds = p * (dp - delta)
+                    d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
+                    d_k = tl.dot(ds.to(query.dtype), query, d_k)
 
-            at = head_kv.to(tl.int64) * k_len + k
-            if again != 1:
-                tl.store(D_k + at * 128 + d[None, :], (d_k * scale).to(D_k.dtype.element_ty), k < k_len)
-            if again != 2:
-                tl.store(D_v + at * 128 + d[None, :], d_v.to(D_v.dtype.element_ty), k < k_len)
+    at = head_kv.to(tl.int64) * k_len + k
+    tl.store(D_k + at * 128 + d[None, :], (d_k * scale).to(D_k.dtype.element_ty), k < k_len)
+    tl.store(D_v + at * 128 + d[None, :], d_v.to(D_v.dtype.element_ty), k < k_len)
 
 
 @triton.jit(
@@ -511,97 +441,71 @@ def document_backward_dq(
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - full_end, 0)
 
-    # ---- ds again from lse, and its sums; where dQ is not finite, once more with care for what is excluded
-    for again in tl.static_range(2):
-        if again == 1:
-            stray = strays(d_q)
-        if stray if again else True:
-            d_q = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(1):  # every tile is whole
-                for tile in range(full_begin, full_end):
-                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                    k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
-                    key = stream(
-                        K_tiles, (b, h_kv, tile * TILE_K, 0),
-                        K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
-                    )
-                    s = tl.dot(query, tl.trans(key))
-                    value = stream(
-                        V_tiles, (b, h_kv, tile * TILE_K, 0),
-                        V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
-                    )
-                    dp = tl.dot(d_out, tl.trans(value))
-                    if masked:
-                        doc_k = tl.load(
-                            doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
-                        )
-                        keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
-                    p = tl.exp2(s * exponent - lse)
-                    if masked:
-                        p = tl.where(keep, p, 0.0)
-                    ds = p * (dp - delta)
-                    if masked:
-                        ds = tl.where(keep, ds, 0.0)
-                    if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                        d_q = one_by_one(
-                            d_q, ds, K + tile * TILE_K * stride_kn + d[None, :] * stride_kd,
-                            stride_kn, k_len - tile * TILE_K, True, TILE_K,
-                        )
-                    else:
-                        d_q = tl.dot(ds.to(key.dtype), key, d_q)
-            for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
-                step = lane_base + tl.arange(0, 32)
-                lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
-                inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-                doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
-                doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-                live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (inner_first <= q_high)
-                whole = (
-                    live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (inner_last <= q_low)
-                    & (inner_first + TILE_K <= k_len)
-                )
-                for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-                    if masked:
-                        chosen = live & ~whole
-                    else:
-                        chosen = whole
-                    rank = tl.cumsum(chosen.to(tl.int32))
-                    for turn in range(tl.max(rank)):
-                        tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
-                        k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                        k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
-                        key = stream(
-                            K_tiles, (b, h_kv, tile * TILE_K, 0),
-                            K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
-                        )
-                        s = tl.dot(query, tl.trans(key))
-                        value = stream(
-                            V_tiles, (b, h_kv, tile * TILE_K, 0),
-                            V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
-                        )
-                        dp = tl.dot(d_out, tl.trans(value))
-                        if masked:
-                            doc_k = tl.load(
-                                doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
-                            )
-                            keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
-                        p = tl.exp2(s * exponent - lse)
-                        if masked:
-                            p = tl.where(keep, p, 0.0)
-                        ds = p * (dp - delta)
-                        if masked:
-                            ds = tl.where(keep, ds, 0.0)
-                        if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                            d_q = one_by_one(
-                                d_q, ds, K + tile * TILE_K * stride_kn + d[None, :] * stride_kd,
-                                stride_kn, k_len - tile * TILE_K, True, TILE_K,
-                            )
-                        else:
-                            d_q = tl.dot(ds.to(key.dtype), key, d_q)
-
-            tl.store(
-                D_q + at * 128 + d[None, :], tl.where(d_q == 0, 0.0, d_q * scale).to(D_q.dtype.element_ty), row < q_len
+    # ---- ds again from lse, and its sums
+    d_q = tl.zeros([TILE_Q, 128], tl.float32)
+    for masked in tl.static_range(1):  # every tile is whole
+        for tile in range(full_begin, full_end):
+            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+            k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
+            key = stream(
+                K_tiles, (b, h_kv, tile * TILE_K, 0),
+                K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
             )
+            s = tl.dot(query, tl.trans(key))
+            value = stream(
+                V_tiles, (b, h_kv, tile * TILE_K, 0),
+                V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
+            )
+            dp = tl.dot(d_out, tl.trans(value))
+            if masked:
+                doc_k = tl.load(doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0)
+                keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                s = tl.where(keep, s, float("-inf"))
+            p = tl.exp2(s * exponent - lse)
+            ds = p * (dp - delta)
+            d_q = tl.dot(ds.to(key.dtype), key, d_q)
+    for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
+        step = lane_base + tl.arange(0, 32)
+        lane = tl.where(step < masked_0, begin, full_end - masked_0) + step
+        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        doc_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        doc_k_min = tl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
+        live = (step < masked_1) & (doc_q_min <= doc_k_max) & (doc_k_min <= doc_q_max) & (inner_first <= q_high)
+        whole = (
+            live & (doc_q_max <= doc_k_min) & (doc_k_max <= doc_q_min) & (inner_last <= q_low)
+            & (inner_first + TILE_K <= k_len)
+        )
+        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+            if masked:
+                chosen = live & ~whole
+            else:
+                chosen = whole
+            rank = tl.cumsum(chosen.to(tl.int32))
+            for turn in range(tl.max(rank)):
+                tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
+                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
+                key = stream(
+                    K_tiles, (b, h_kv, tile * TILE_K, 0),
+                    K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
+                )
+                s = tl.dot(query, tl.trans(key))
+                value = stream(
+                    V_tiles, (b, h_kv, tile * TILE_K, 0),
+                    V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
+                )
+                dp = tl.dot(d_out, tl.trans(value))
+                if masked:
+                    doc_k = tl.load(
+                        doc + b * stride_doc_0 + tl.cast(k, tl.int64) * stride_doc_1, mask=(k < k_len), other=0
+                    )
+                    keep = (k <= q) & (doc_q == doc_k) & (k < k_len)
+                    s = tl.where(keep, s, float("-inf"))
+                p = tl.exp2(s * exponent - lse)
+                ds = p * (dp - delta)
+                d_q = tl.dot(ds.to(key.dtype), key, d_q)
+
+    tl.store(D_q + at * 128 + d[None, :], tl.where(d_q == 0, 0.0, d_q * scale).to(D_q.dtype.element_ty), row < q_len)
 
 
 # The same for tensors whose strides or addresses are not multiples of 16.

@@ -7,7 +7,7 @@
 #
 # backward · fa2 · deterministic · dQ: tile 64 × 32 · 3 stages · 4 warps · by TMA
 # dK and dV: tile 32 × 64 · 3 stages · 4 warps · by TMA
-# sm_90, bf16, head size 128: 255 registers, 120 spills, 81 KB of shared memory
+# sm_90, bf16, head size 128: 255 registers, 8 spills, 81 KB of shared memory
 # Weights are worked out again from lse, in each direction.
 # A row that sees nothing: zero gradients.
 # made by: attncc build window_alibi_sinks.attn --pass backward --target sm_90
@@ -30,23 +30,6 @@ def load(pointers, inside, guarded: tl.constexpr):
         return tl.load(pointers, mask=inside, other=0.0)
     else:
         return tl.load(pointers)
-
-
-@triton.jit
-def strays(x):
-    """1 where something in x is not finite."""
-    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1))
-
-
-@triton.jit
-def one_by_one(total, weights, first, stride, count, inside, LENGTH: tl.constexpr):
-    """total + weights @ rows, a row at a time from `first` on: at a weight of 0 it adds nothing, whatever it holds."""
-    lane = tl.arange(0, LENGTH)[None, :]
-    for i in range(LENGTH):
-        weight = tl.sum(tl.where(lane == i, weights, 0.0), 1, keep_dims=True)
-        row = tl.load(first + i * stride, mask=inside & (i < count), other=0.0)
-        total += tl.where(weight == 0, 0.0, weight * row)
-    return total
 
 
 @triton.jit
@@ -103,16 +86,16 @@ def window_alibi_sinks_backward_delta(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "slopes", "sinks", "stride_slopes", "stride_sinks"
+        "slopes_", "sinks", "stride_slopes_", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward_dkdv(
-    Q, K, V, D_out, Lse_2, Delta, Q_tiles, D_out_tiles, Lse_2_tiles, Delta_tiles, D_k, D_v, slopes, sinks,
+    Q, K, V, D_out, Lse_2, Delta, Q_tiles, D_out_tiles, Lse_2_tiles, Delta_tiles, D_k, D_v, slopes_, sinks,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
     stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    stride_slopes: "i64", stride_sinks: "i64",
+    stride_slopes_: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
@@ -130,90 +113,68 @@ def window_alibi_sinks_backward_dkdv(
     K += b * stride_kb + h_kv * stride_kh
     V += b * stride_vb + h_kv * stride_vh
     key = load(K + k * stride_kn + d[None, :] * stride_kd, k < k_len, True)
+    d_k = tl.zeros([TILE_K, 128], tl.float32)
     value = load(V + k * stride_vn + d[None, :] * stride_vd, k < k_len, True)
+    d_v = tl.zeros([TILE_K, 128], tl.float32)
     scale = 0.08838834764831845
 
-    # ---- the sums; where one is not finite, each once more with care for what these keys do not see
-    for again in tl.static_range(3):
-        if again == 1:
-            stray = strays(d_k) + strays(d_v)
-        if stray if again else True:
-            d_k = tl.zeros([TILE_K, 128], tl.float32)
-            d_v = tl.zeros([TILE_K, 128], tl.float32)
-            for member in range(group):
-                h = h_kv * group + member
-                head = (b * h_len + h).to(tl.int64)
-                queries = Q + b * stride_qb + h * stride_qh
-                d_outs = D_out + b * stride_gb + h * stride_gh
-                slopes_h = tl.load(slopes + h * stride_slopes)
+    for member in range(group):
+        h = h_kv * group + member
+        head = (b * h_len + h).to(tl.int64)
+        queries = Q + b * stride_qb + h * stride_qh
+        d_outs = D_out + b * stride_gb + h * stride_gh
+        slopes__h = tl.load(slopes_ + h * stride_slopes_)
 
-                # ---- the tiles of rows that see these keys
-                first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
-                row_low = first_key + q_len - k_len
-                begin = tl.maximum(row_low, 0) // TILE_Q
-                row_high = last_key + q_len - k_len
-                end = (tl.maximum(tl.minimum(q_len, row_high + window), 0) + TILE_Q - 1) // TILE_Q
-                full_begin = tl.minimum(end, (tl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q)
-                full_end = tl.maximum(tl.maximum(tl.minimum(q_len, row_low + window), 0) // TILE_Q, full_begin)
-                full_0 = tl.maximum(full_end - full_begin, 0)
-                masked_0 = tl.maximum(full_begin - begin, 0)
-                masked_1 = masked_0 + tl.maximum(end - full_end, 0)
-                for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-                    for step in range(0, masked_1 if masked else full_0):
-                        if masked:
-                            tile = tl.where(step < masked_0, begin, full_end - masked_0) + step
-                        else:
-                            tile = full_begin + step
-                        row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
-                        row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-                        q = row + (k_len - q_len)
-                        query = stream(
-                            Q_tiles, (b, h, tile * TILE_Q, 0),
-                            queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
-                        )
-                        s = tl.dot(key, tl.trans(query))
-                        d_out = stream(
-                            D_out_tiles, (b, h, tile * TILE_Q, 0),
-                            d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
-                        )
-                        dp = tl.dot(value, tl.trans(d_out))
-                        lse = stream(
-                            Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
-                        )
-                        delta = stream(
-                            Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
-                        )
-                        s = s * scale
-                        distance = q - k
-                        if masked:
-                            keep = (0 <= distance) & (distance < window) & (row < q_len)
-                        s = s - slopes_h * distance
-                        p = tl.exp2(s * LOG2E - lse)
-                        if masked:
-                            p = tl.where(keep, p, 0.0)
-                        ds = p * (dp - delta)
-                        if masked:
-                            ds = tl.where(keep, ds, 0.0)
-                        if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                            d_v = one_by_one(
-                                d_v, p, d_outs + tile * TILE_Q * stride_gm + d[None, :] * stride_gd,
-                                stride_gm, q_len - tile * TILE_Q, True, TILE_Q,
-                            )
-                        elif again != 2:
-                            d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
-                        if masked and again == 2:  # what is excluded adds nothing, even where it is not finite
-                            d_k = one_by_one(
-                                d_k, ds, queries + tile * TILE_Q * stride_qm + d[None, :] * stride_qd,
-                                stride_qm, q_len - tile * TILE_Q, True, TILE_Q,
-                            )
-                        elif again != 1:
-                            d_k = tl.dot(ds.to(query.dtype), query, d_k)
+        # ---- the tiles of rows that see these keys
+        first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
+        row_low = first_key + q_len - k_len
+        begin = tl.maximum(row_low, 0) // TILE_Q
+        row_high = last_key + q_len - k_len
+        end = (tl.maximum(tl.minimum(q_len, row_high + window), 0) + TILE_Q - 1) // TILE_Q
+        full_begin = tl.minimum(end, (tl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q)
+        full_end = tl.maximum(tl.maximum(tl.minimum(q_len, row_low + window), 0) // TILE_Q, full_begin)
+        full_0 = tl.maximum(full_end - full_begin, 0)
+        masked_0 = tl.maximum(full_begin - begin, 0)
+        masked_1 = masked_0 + tl.maximum(end - full_end, 0)
+        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+            for step in range(0, masked_1 if masked else full_0):
+                if masked:
+                    tile = tl.where(step < masked_0, begin, full_end - masked_0) + step
+                else:
+                    tile = full_begin + step
+                row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
+                row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+                q = row + (k_len - q_len)
+                query = stream(
+                    Q_tiles, (b, h, tile * TILE_Q, 0),
+                    queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
+                )
+                s = tl.dot(key, tl.trans(query))
+                d_out = stream(
+                    D_out_tiles, (b, h, tile * TILE_Q, 0),
+                    d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
+                )
+                dp = tl.dot(value, tl.trans(d_out))
+                lse = stream(
+                    Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
+                )
+                delta = stream(
+                    Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
+                )
+                s = s * scale
+                distance = q - k
+                s = s - slopes__h * distance
+                if masked:
+                    keep = (0 <= distance) & (distance < window) & (row < q_len)
+                    s = tl.where(keep, s, float("-inf"))
+                p = tl.exp2(s * LOG2E - lse)
+                ds = p * (dp - delta)
+                d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
+                d_k = tl.dot(ds.to(query.dtype), query, d_k)
 
-            at = head_kv.to(tl.int64) * k_len + k
-            if again != 1:
-                tl.store(D_k + at * 128 + d[None, :], (d_k * scale).to(D_k.dtype.element_ty), k < k_len)
-            if again != 2:
-                tl.store(D_v + at * 128 + d[None, :], d_v.to(D_v.dtype.element_ty), k < k_len)
+    at = head_kv.to(tl.int64) * k_len + k
+    tl.store(D_k + at * 128 + d[None, :], (d_k * scale).to(D_k.dtype.element_ty), k < k_len)
+    tl.store(D_v + at * 128 + d[None, :], d_v.to(D_v.dtype.element_ty), k < k_len)
 
 
 @triton.jit(
@@ -221,16 +182,16 @@ def window_alibi_sinks_backward_dkdv(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "slopes", "sinks", "stride_slopes", "stride_sinks"
+        "slopes_", "sinks", "stride_slopes_", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward_dq(
-    Q, K, V, D_out, Lse_2, Delta, K_tiles, V_tiles, D_q, D_sinks, slopes, sinks,
+    Q, K, V, D_out, Lse_2, Delta, K_tiles, V_tiles, D_q, D_sinks, slopes_, sinks,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
     stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    stride_slopes: "i64", stride_sinks: "i64",
+    stride_slopes_: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
@@ -254,7 +215,7 @@ def window_alibi_sinks_backward_dq(
     at = head.to(tl.int64) * q_len + row
     lse = tl.load(Lse_2 + (head.to(tl.int64) * padded(q_len) + row))
     delta = tl.load(Delta + (head.to(tl.int64) * padded(q_len) + row))
-    slopes_h = tl.load(slopes + h * stride_slopes)
+    slopes__h = tl.load(slopes_ + h * stride_slopes_)
     sinks_h = tl.load(sinks + h * stride_sinks)
     scale = 0.08838834764831845
 
@@ -270,57 +231,41 @@ def window_alibi_sinks_backward_dq(
     masked_0 = tl.maximum(full_begin - begin, 0)
     masked_1 = masked_0 + tl.maximum(end - full_end, 0)
 
-    # ---- ds again from lse, and its sums; where dQ is not finite, once more with care for what is excluded
+    # ---- ds again from lse, and its sums
+    d_q = tl.zeros([TILE_Q, 128], tl.float32)
     d_sinks = tl.zeros([TILE_Q, 1], tl.float32)
     share = -tl.exp2(sinks_h * LOG2E - lse) * delta
     d_sinks += share
-    for again in tl.static_range(2):
-        if again == 1:
-            stray = strays(d_q)
-        if stray if again else True:
-            d_q = tl.zeros([TILE_Q, 128], tl.float32)
-            for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-                for step in range(0, masked_1 if masked else full_0):
-                    if masked:
-                        tile = tl.where(step < masked_0, begin, full_end - masked_0) + step
-                    else:
-                        tile = full_begin + step
-                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                    k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
-                    key = stream(
-                        K_tiles, (b, h_kv, tile * TILE_K, 0),
-                        K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
-                    )
-                    s = tl.dot(query, tl.trans(key))
-                    value = stream(
-                        V_tiles, (b, h_kv, tile * TILE_K, 0),
-                        V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
-                    )
-                    dp = tl.dot(d_out, tl.trans(value))
-                    s = s * scale
-                    distance = q - k
-                    if masked:
-                        keep = (0 <= distance) & (distance < window) & (k < k_len)
-                    s = s - slopes_h * distance
-                    p = tl.exp2(s * LOG2E - lse)
-                    if masked:
-                        p = tl.where(keep, p, 0.0)
-                    ds = p * (dp - delta)
-                    if masked:
-                        ds = tl.where(keep, ds, 0.0)
-                    if masked and again == 1:  # what is excluded adds nothing, even where it is not finite
-                        d_q = one_by_one(
-                            d_q, ds, K + tile * TILE_K * stride_kn + d[None, :] * stride_kd,
-                            stride_kn, k_len - tile * TILE_K, True, TILE_K,
-                        )
-                    else:
-                        d_q = tl.dot(ds.to(key.dtype), key, d_q)
-
-            tl.store(
-                D_q + at * 128 + d[None, :], tl.where(d_q == 0, 0.0, d_q * scale).to(D_q.dtype.element_ty), row < q_len
+    for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+        for step in range(0, masked_1 if masked else full_0):
+            if masked:
+                tile = tl.where(step < masked_0, begin, full_end - masked_0) + step
+            else:
+                tile = full_begin + step
+            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+            k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
+            key = stream(
+                K_tiles, (b, h_kv, tile * TILE_K, 0),
+                K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
             )
-            if not again:
-                tl.store(D_sinks + (head * tl.cdiv(q_len, TILE_Q) + mine), tl.sum(tl.where(row < q_len, d_sinks, 0.0)))
+            s = tl.dot(query, tl.trans(key))
+            value = stream(
+                V_tiles, (b, h_kv, tile * TILE_K, 0),
+                V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
+            )
+            dp = tl.dot(d_out, tl.trans(value))
+            s = s * scale
+            distance = q - k
+            s = s - slopes__h * distance
+            if masked:
+                keep = (0 <= distance) & (distance < window) & (k < k_len)
+                s = tl.where(keep, s, float("-inf"))
+            p = tl.exp2(s * LOG2E - lse)
+            ds = p * (dp - delta)
+            d_q = tl.dot(ds.to(key.dtype), key, d_q)
+
+    tl.store(D_q + at * 128 + d[None, :], tl.where(d_q == 0, 0.0, d_q * scale).to(D_q.dtype.element_ty), row < q_len)
+    tl.store(D_sinks + (head * tl.cdiv(q_len, TILE_Q) + mine), tl.sum(tl.where(row < q_len, d_sinks, 0.0)))
 
 
 # The same for tensors whose strides or addresses are not multiples of 16.
@@ -342,7 +287,7 @@ window_alibi_sinks_backward_dkdv_any_stride = triton.jit(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out", "slopes", "sinks", "stride_slopes", "stride_sinks"
+        "Q", "K", "V", "D_out", "slopes_", "sinks", "stride_slopes_", "stride_sinks"
     ],
 )
 window_alibi_sinks_backward_dq_any_stride = triton.jit(
@@ -353,7 +298,7 @@ window_alibi_sinks_backward_dq_any_stride = triton.jit(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out", "slopes", "sinks", "stride_slopes", "stride_sinks"
+        "Q", "K", "V", "D_out", "slopes_", "sinks", "stride_slopes_", "stride_sinks"
     ],
 )
 
@@ -363,7 +308,7 @@ def descriptor(x, *tile):
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, *tile])
 
 
-def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks):
+def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes_, sinks):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128], out and d_out [B, H, Q, 128] in bf16,
     lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.
 
@@ -397,12 +342,12 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks
     kernel = window_alibi_sinks_backward_dq if aligned else window_alibi_sinks_backward_dq_any_stride
     kernel[(b_len * h_len * row_tiles,)](
         q, k, v, d_out, lse_2, delta, descriptor(k, 32, 128) if by_tma else None,
-        descriptor(v, 32, 128) if by_tma else None, d_q, d_sinks, slopes, sinks,
+        descriptor(v, 32, 128) if by_tma else None, d_q, d_sinks, slopes_, sinks,
         *q.stride(),
         *k.stride(),
         *v.stride(),
         *d_out.stride(),
-        *slopes.stride(), *sinks.stride(),
+        *slopes_.stride(), *sinks.stride(),
         q_len, k_len, b_len, h_len, group, together,
         window,
         TILE_Q=64, TILE_K=32, num_warps=4, num_stages=3,
@@ -413,12 +358,12 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks
         kernel[(b_len * h_kv_len * triton.cdiv(k_len, 64),)](
             q, k, v, d_out, lse_2, delta, descriptor(q, 32, 128) if by_tma else None,
             descriptor(d_out, 32, 128) if by_tma else None, descriptor(lse_2, 32) if by_tma else None,
-            descriptor(delta, 32) if by_tma else None, d_k, d_v, slopes, sinks,
+            descriptor(delta, 32) if by_tma else None, d_k, d_v, slopes_, sinks,
             *q.stride(),
             *k.stride(),
             *v.stride(),
             *d_out.stride(),
-            *slopes.stride(), *sinks.stride(),
+            *slopes_.stride(), *sinks.stride(),
             q_len, k_len, b_len, h_len, group, together,
             window,
             TILE_Q=32, TILE_K=64, num_warps=4, num_stages=3,
@@ -448,7 +393,7 @@ def check():
     sizes = (4, 300, 128), (2, 331, 128), (2, 331, 128)
     Q, K, V = (torch.randn(2, *size).to(kind) for size in sizes)
     window = 100
-    slopes = torch.rand((4,)).to(torch.float32)
+    slopes_ = torch.rand((4,)).to(torch.float32)
     sinks = torch.rand((4,)).to(torch.float32)
 
     def dense(Q, K, V, sinks):
@@ -457,11 +402,11 @@ def check():
         b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
         row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
         q = row + (k_len - q_len)
-        slopes_h = slopes[heads, None, None].to(dtype)
+        slopes__h = slopes_[heads, None, None].to(dtype)
         sinks_h = sinks[heads, None, None].to(dtype)
         s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
         distance = q - k
-        s = s - slopes_h * real(distance, dtype)
+        s = s - slopes__h * real(distance, dtype)
         keep = (0 <= distance) & (distance < window)
         s.masked_fill_(~keep, -torch.inf)
         want_lse = torch.logaddexp(torch.logsumexp(s, -1, keepdim=True), sinks_h)
@@ -473,7 +418,7 @@ def check():
     out, lse = dense(*inputs)
     d_out, d_lse = torch.randn(out.shape).to(kind), torch.randn(lse.shape)
     given = (x.to(device) for x in (Q, K, V, out.to(kind), lse.float(), d_out, d_lse))
-    d_q, d_k, d_v, more = backward(*given, window=window, slopes=slopes.to(device), sinks=sinks.to(device))
+    d_q, d_k, d_v, more = backward(*given, window=window, slopes_=slopes_.to(device), sinks=sinks.to(device))
     failed = False
     for at, (name, gradient) in ((0, ("q", d_q)), (1, ("k", d_k)), (2, ("v", d_v)), (3, ("sinks", more["sinks"]))):
         limit = max(3e-2, torch.finfo(gradient.dtype).eps)

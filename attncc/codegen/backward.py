@@ -25,17 +25,17 @@ from attncc.codegen.backward_words import banner, docstring
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.loops import VisitsView, visits_view
-from attncc.codegen.lower import Lowering, conjoin
+from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.naming import Names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
-from attncc.codegen.printer import TERM
+from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, dense_check, in_order
 from attncc.codegen.signature import Argument
 from attncc.codegen.sparse import sparse_view
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
@@ -70,7 +70,6 @@ class PassView:
     launch_options: str
     tma: bool  # what streams by may come by descriptor
     sums: frozenset[str]  # k and v, of a kernel over keys: what it makes the gradient of
-    excluding: bool  # there is a mask: what it excludes may be anything
     kv: str
     seq: str
     align: str
@@ -95,13 +94,14 @@ class PassView:
     score_lines: tuple[str, ...] = ()
     score: str = ""
     product: bool = False
-    slopes: bool = False  # a derivative reads the score before it
     weighted: str = ""  # the weights of the values, from p
     dropout: str = ""
     chain: tuple[str, ...] = ()
     alike: Alike | None = None  # takes the place of pair_lines and score_lines, and goes on where the chain ends
+    seen_lines: tuple[str, ...] = ()  # of the mask, what the part that keys decide needs first
     mask_lines: tuple[str, ...] = ()
     mask: str = ""
+    key_mask: str = ""
     visits: VisitsView | None = None
     tables: TablesView | None = None
     sites: tuple[Site, ...] = ()
@@ -112,12 +112,6 @@ class PassView:
     member: str = ""
     programs: str = ""
     helpers: frozenset[str] = frozenset()
-
-    @property
-    def accumulators(self) -> tuple[str, ...]:
-        """The sums that products are added to: dQ, or of a kernel over keys what it makes."""
-        of_keys = [f"d_{x}{d.tag}" for x in sorted(self.sums) for d in (self.k_parts if x == "k" else self.v_parts)]
-        return tuple(of_keys or [f"d_q{d.tag}" for d in self.k_parts])
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,6 @@ class BackwardView:
     helpers: frozenset[str]
     tallies: frozenset[str]
     tma: bool  # of any kernel
-    excluding: bool  # there is a mask
     together: int
     check: DenseCheck
     check_helpers: list[str]
@@ -201,7 +194,7 @@ def backward_view(
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=_tallies(make.sites, passes),
-        tma=any(p.tma for p in passes), excluding=bool(spec.masks), together=plan.together, head_dim=plan.head_dim,
+        tma=any(p.tma for p in passes), together=plan.together, head_dim=plan.head_dim,
         head_dim_v=plan.head_dim_v,
     )  # fmt: skip
 
@@ -274,7 +267,10 @@ class Builder:
         key_lines = lowering.take("key")
         pair_lines = (*found.lines, *lowering.take("pair"))
         mask = conjoin(lowering, spec.masks, "row < q_len" if swapped else "k < k_len")
-        mask_lines = (*(() if swapped else lowering.take("key")), *lowering.take("pair"))
+        by_keys, mask_lines = () if swapped else lowering.take("key"), lowering.take("pair")
+        by_key = [t for m in spec.masks for t in conjuncts(m) if level(t) == "key"]
+        key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
+        seen_lines, mask_lines = (by_keys, mask_lines) if key_mask and which == "dq" else ((), (*by_keys, *mask_lines))
         tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None
         view = visits_view(visits, lowering)
         row_lines = lowering.take("row")
@@ -288,7 +284,7 @@ class Builder:
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,
             chain=found.chain, alike=same,
-            slopes=found.slopes, mask_lines=mask_lines, mask=mask, visits=view,
+            seen_lines=seen_lines, mask_lines=mask_lines, mask=mask, key_mask=key_mask, visits=view,
             tables=tables_text, sites=mine, slots=any(s.kind == "table" for s in mine),
             begin_lines=sums[0], end_lines=sums[1],
             helpers=frozenset(lowering.printer.helpers),
@@ -318,7 +314,7 @@ class Builder:
             tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
             max_registers=own.max_registers,
             launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
-            tma=own.loads == "descriptor", sums=frozenset(), excluding=bool(self.spec.masks),
+            tma=own.loads == "descriptor", sums=frozenset(),
             kv="pointer", seq="ragged" if self.spec.ragged else "fixed", align=self.spec.align,
             position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,

@@ -37,7 +37,6 @@ class Pairs:
     mean: tuple[str, ...]  # of sparse weights: from dp to the sums that a row's delta is made of
     chain: tuple[str, ...]  # from dp to ds by the scaled score
     product: bool  # the unscaled product is wanted
-    slopes: bool  # a derivative reads the score before it
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class _Stage:
     slope: Expr
     partials: tuple[tuple[Site, Expr], ...]
     before: str  # the name of its `s`
-    wild: bool  # a derivative may be infinite, or NaN, where p is 0
-    reads_s: bool  # a derivative reads the score before it
+    wild: bool  # a derivative may be infinite where p is 0
 
 
 def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> Pairs:
@@ -76,16 +74,12 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
         chain.append("dp = tl.where(survives, dp * rescue, 0.0)")
     mean = list(chain)
     if spec.weight is not None:
-        found = _partials(spec.weight, sites)
-        chain += _kept("dp") if found else []
-        for site, slope in found:
+        for site, slope in _partials(spec.weight, sites):
             chain += _add(lowering, site, multiply(multiply(P, DP), slope), _wild(slope))
         weight = lowering.text(spec.weight, TERM)
         chain.append(f"dp = dp * {weight}")
         mean.append(chain[-1])
-        weighed = f"{weighted} * {weight}"
-        weighted = f"tl.where({weighted} == 0, 0.0, {weighed})" if _wild(spec.weight) else f"({weighed})"
-    chain += _kept("dp") if not rule.exponential else []
+        weighted = f"({weighted} * {weight})"
     mean = [*mean, *_mean_lines(rule)] if rule.alpha is not None else []
     chain += through
     none = "p == 0" if rule.exponential else "ds == 0"
@@ -94,10 +88,10 @@ def pairs(lowering: Lowering, sites: Sequence[Site], unit: str, which: str) -> P
     lowering.names["s"] = "s"
     scale = _partials(spec.scale, sites) if spec.scale is not None else ()
     for site, slope in scale:
-        chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), True, none)
+        chain += _add(lowering, site, multiply(multiply(DS, PRODUCT), slope), False)
     return Pairs(
         lowering.take("pair"), tuple(line for s in stages for line in s.lines), current, weighted, weighing,
-        tuple(mean), tuple(chain), bool(scale), any(stage.reads_s for stage in stages),
+        tuple(mean), tuple(chain), bool(scale),
     )  # fmt: skip
 
 
@@ -123,8 +117,7 @@ def _weights(
         worked_out = (above, f"p = {sparse.weight}", f"slope = {sparse.slope}")
         return worked_out, ["ds = tl.where(slope == 0, 0.0, slope * (dp - delta))"]
     if rule.stages is None:
-        weighing = (f"p = tl.exp2({score} * {unit} - lse)", *_kept("p"))
-        return weighing, ["ds = p * (dp - delta)", *_kept("ds")]
+        return (f"p = tl.exp2({score} * {unit} - lse)",), ["ds = p * (dp - delta)"]
     stages: list[_Stage] = []
     lines: list[str] = []
     current = score
@@ -146,11 +139,6 @@ def _weights(
     return tuple(lines), chain
 
 
-def _kept(name: str) -> list[str]:
-    """Lines that make a value 0 at pairs that the mask excludes: there it may be anything, NaN too."""
-    return ["if masked:", f"    {name} = tl.where(keep, {name}, 0.0)"]
-
-
 def _mean_lines(rule: Normaliser) -> tuple[str, ...]:
     return (
         "steepness += tl.sum(slope, 1, keep_dims=True)",
@@ -170,14 +158,13 @@ def stage(
     made of."""
     lowering.names["s"] = before
     found, plain = _partials(score, sites), level(score) != "pair"
-    derivatives = derivative(score, S), *(e for _, e in found)
-    wild, reads_s = any(map(_wild, derivatives)), any("s" in names(e) for e in derivatives)
+    wild = any(_wild(e) for e in (derivative(score, S), *(e for _, e in found)))
     lines, (score, slope, *slopes) = _share(lowering, [score, derivative(score, S), *(e for _, e in found)])
     asked = any("s" in names(e) for e in (slope, *slopes))
     after = after or (lowering.fresh.fresh("s_then") if asked else before)
     lines.append(f"{after} = {score_text(lowering, score) if plain else lowering.text(score)}")
     partials = tuple((site, e) for (site, _), e in zip(found, slopes, strict=True))
-    return _Stage(tuple(lines), slope, partials, before, wild, reads_s), after
+    return _Stage(tuple(lines), slope, partials, before, wild), after
 
 
 def _share(lowering: Lowering, exprs: list[Expr]) -> tuple[list[str], list[Expr]]:
@@ -204,11 +191,8 @@ def _put(node: Expr, old: Expr, new: Expr) -> Expr | None:
 
 
 def _wild(e: Expr) -> bool:
-    """Whether a factor may be infinite, or NaN, where p is 0: functions without a bound, quotients by what is no
-    parameter, what a tensor holds for a row, a key or a pair."""
+    """Whether a factor may be infinite where p is 0: functions without a bound, quotients by what is no parameter."""
     for node in walk(e):
-        if isinstance(node, Read) and node.type == "float" and level(node) != "program":
-            return True
         if isinstance(node, Op) and node.op in ("exp", "exp2", "log", "log2", "sqrt"):
             return True
         if isinstance(node, Op) and node.op == "/" and not isinstance(node.args[1], (Const, Var)):
@@ -233,17 +217,12 @@ def _add(lowering: Lowering, site: Site, e: Expr, wild: bool, none: str = "p == 
     if site.kind == "alike":
         within = " & ".join(_inside(lowering, site)) or "True"
         entry = f"{site.pointer} + {table_cell(lowering, site)}"
-        return _once(lowering, f"tally_one({entry}, {_safe(lowering, e, wild, none)}, {within})")
+        return [f"tally_one({entry}, {_safe(lowering, e, wild, none)}, {within})"]
     inside = " & ".join(["(row < q_len)", "(k < k_len)", *_inside(lowering, site)])
     value, entries = _safe(lowering, e, wild, none), site.pointer
     if site.kind == "key_table":
         entries += f" + ({_key(lowering)}) * cells_{site.name}"
-    return _once(lowering, f"{_helper(site)}({entries}, {table_cell(lowering, site)}, {value}, {inside})")
-
-
-def _once(lowering: Lowering, line: str) -> list[str]:
-    """For a line that adds to memory: not where products are made once more."""
-    return ["if not again:", f"    {line}"] if lowering.spec.masks else [line]
+    return [f"{_helper(site)}({entries}, {table_cell(lowering, site)}, {value}, {inside})"]
 
 
 def _helper(site: Site) -> str:

@@ -39,19 +39,17 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if stages > 1 else 0
     unit = pass_unit(plan, which, target)
     piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
-    if unit == "wgmma":
-        return kept + stages * streamed + rows + beside
-    sums = outer * piece * WORD + weights + rows  # made once more, they change their layout on the way
     if unit == "mfma":  # what is kept is in registers, and passed through shared memory piece by piece
         passed = max(outer, inner) * piece * size
-        return max(passed, (stages - 1) * streamed + weights + rows, sums) + beside
+        return max(passed, (stages - 1) * streamed + weights + rows) + beside
+    if unit == "wgmma":
+        return kept + stages * streamed + rows + beside
     if unit == "tcgen05":
         passed = TILES[unit] * weights if stages > 1 else 0
-        results = (outer + inner) * piece * size  # on their way out, before the sums are made once more
-        return kept + max(stages * streamed + passed, results) + rows + BARRIERS + beside
+        return kept + stages * streamed + passed + BARRIERS + rows + beside
     if stages == 1:  # p and ds pass through together, and a piece of what streams by on its way to its other layout
         weights = 2 * weights + inner * piece * size
-    return kept + max(ahead * streamed + weights + rows, sums) + beside
+    return kept + ahead * streamed + weights + rows + beside
 
 
 def sides(own: PassPlan, which: str) -> tuple[int, int]:

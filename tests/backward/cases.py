@@ -91,21 +91,6 @@ QUICK = [
     Case("rows_alone", "attention flat(t: f32[h] grad) { score t[h] * q / 9 mask k <= q }", draw(t=(H,))),
 ]  # fmt: skip
 
-SMALL = {"q_len": 20, "k_len": 20, "batch": 1, "tiles": (16, 16)}
-UNSEEN = [  # row 5 and key 5 stand in tiles with keys and rows that they do not see
-    Case("causal", CAUSAL, heads=1, **SMALL),
-    Case(
-        "apart",
-        "attention shifted(t: f32[h] grad) { mask k <= q and k != 4 score s * t[h] + tanh(s) }",
-        draw(t=(2,)),
-        apart=True,
-        loads="descriptor",
-        heads=2,
-        kv_heads=1,
-        **SMALL,
-    ),
-]
-
 MORE = [
     Case("full", "attention full {}", q_len=16, k_len=16),
     Case("one", "attention full {}", q_len=1, k_len=1),

@@ -18,7 +18,6 @@ from attncc.codegen import parameter_names
 from attncc.codegen.backward import render_backward
 from attncc.ir import KernelPlan, PassPlan
 from attncc.runtime.loader import load_module
-from attncc.runtime.reference import environment, keep_mask, reference
 from tests.backward.dense import attention, leaves
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}  # of a tensor's l1
@@ -105,38 +104,4 @@ def faults(case: Case) -> list[str]:
             said.append(f"{name} is off by {error:.2e} of its l1")
         if not torch.equal(have, same):
             said.append(f"{name} differs from call to call")
-    return said
-
-
-def leaks(case: Case, bad: float) -> list[str]:
-    """Where what is not finite in one row, or one key, reaches gradients of what does not see it, or none at all."""
-    g, at = torch.Generator().manual_seed(7), (0, 0, 5)
-    rows, keys = (case.batch, case.heads, case.q_len), (case.batch, case.kv_heads, case.k_len)
-    sizes = {"q": rows, "k": keys, "v": keys, "d_out": rows}
-    clean = {n: torch.randn(*size, case.head_dim, generator=g) for n, size in sizes.items()}
-    clean["d_lse"] = torch.randn(rows, generator=g)
-    params, said = dict(case.make(g)), []
-    with tempfile.TemporaryDirectory() as folder:
-        spec, module = module_of(case, Path(folder))
-        keep = keep_mask(spec, environment(spec, clean["q"], clean["k"], params), (*rows, case.k_len))
-
-        def gradients(given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-            out, lse = (x.float() for x in reference(spec, given["q"], given["k"], given["v"], params))
-            call = (*(given[n] for n in "qkv"), out, lse, given["d_out"], given["d_lse"])
-            return [x[0, 0] for x in module.backward(*call, **params)[:3]]
-
-        want = gradients(clean)
-        for name, x in clean.items():
-            given = {**clean, name: x.clone()}
-            given[name][at] = bad
-            have = gradients(given)
-            if sizes.get(name, rows) == keys:  # the rows that see it, and through them all keys
-                met = keep[0, 0, :, at[2]], keep[0, 0].any(0), keep[0, 0].any(0)
-            else:
-                met = torch.arange(case.q_len) == at[2], *(keep[0, : case.heads // case.kv_heads, at[2]].any(0),) * 2
-            for n, touched, found, right in zip("qkv", met, have, want, strict=True):
-                if not torch.allclose(found[~touched], right[~touched], rtol=1e-4, atol=1e-5):
-                    said.append(f"{bad} in {name} reaches d_{n} of what does not see it")
-            if all(found.isfinite().all() for found in have):
-                said.append(f"{bad} in {name} is lost")
     return said

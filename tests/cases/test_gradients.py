@@ -79,8 +79,9 @@ def test_4_ragged_length_with_a_relative_score(back, sizes):
     distance, d_out = np.arange(length)[:, None] - np.arange(length), upstream(q, v)
     want = gradients(q, k, v, causal(length, length), d_out, score=lambda s: s + distance)
     have = back("attention relative { mask k <= q score s + (q - k) }", q, k, v, d_out=d_out)
-    # float32 holds a score of 1024 to 6e-5 and its lse too: an unfused computation is off by 1.1e-5 of l1
-    close(have, want, LENGTHS_4[sizes], part=1e-5 if length < 1000 else 3e-5)
+    # float32 holds a score of 1024 to 6e-5 and its lse too: an unfused computation is off by 1.1e-5 of l1.
+    # Twice that is allowed; measured are 1.3e-5, 1.9e-5 and 1.6e-5
+    close(have, want, LENGTHS_4[sizes], part=1e-5 if length < 1000 else 2.2e-5)
 
 
 def test_6_a_table_of_exactly_as_many_entries_as_rows(back):

@@ -27,7 +27,12 @@ MANY = [
     if (name, d, dv, "bf16") not in FEW
 ] + [("sm_80", 64, 64, "f32"), ("sm_90", 128, 128, "f32"), ("gfx942", 64, 64, "f32"), ("sm_120", 128, 128, "f16"),
      ("gfx950", 64, 64, "f16"), ("sm_90", 256, 256, "bf16"), ("sm_90", 192, 192, "bf16")]  # fmt: skip
-FEW_WORDS = 192  # bytes: what is put aside once around a loop
+# Bytes of a thread by the columns of a head: what is put aside once around a loop.
+FEW_WORDS = {64: 64, 128: 96, 256: 192}
+
+
+def most_spills(width: int) -> int:
+    return next(FEW_WORDS[d] for d in sorted(FEW_WORDS) if width <= d)
 
 
 def compiled(folder: Path, spec: AttentionSpec, shape: Shape, name: str):
@@ -45,7 +50,7 @@ def check(folder: Path, name: str, d: int, dv: int, dtype: str) -> None:
         assert kernel.shared_bytes <= plan.shared_bytes <= target(name).shared_bytes, kernel
         assert unit == "fma" or unit in kernel.instructions
         if triton.__version__ == PINNED:
-            assert kernel.spills <= FEW_WORDS, kernel
+            assert kernel.spills <= most_spills(max(d, dv)), kernel
     over_keys = ["dkdv"] if plan.dv is None else ["dk", "dv"]
     assert [k.kernel.rpartition("_")[2] for k in found] == ["delta", *over_keys, "dq"]
 
