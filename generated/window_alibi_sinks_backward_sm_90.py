@@ -86,16 +86,16 @@ def window_alibi_sinks_backward_delta(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "slopes_", "sinks", "stride_slopes_", "stride_sinks"
+        "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward_dkdv(
-    Q, K, V, D_out, Lse_2, Delta, Q_tiles, D_out_tiles, Lse_2_tiles, Delta_tiles, D_k, D_v, slopes_, sinks,
+    Q, K, V, D_out, Lse_2, Delta, Q_tiles, D_out_tiles, Lse_2_tiles, Delta_tiles, D_k, D_v, slopes, sinks,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
     stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    stride_slopes_: "i64", stride_sinks: "i64",
+    stride_slopes: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
@@ -123,7 +123,7 @@ def window_alibi_sinks_backward_dkdv(
         head = (b * h_len + h).to(tl.int64)
         queries = Q + b * stride_qb + h * stride_qh
         d_outs = D_out + b * stride_gb + h * stride_gh
-        slopes__h = tl.load(slopes_ + h * stride_slopes_)
+        slopes_h = tl.load(slopes + h * stride_slopes)
 
         # ---- the tiles of rows that see these keys
         first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
@@ -163,7 +163,7 @@ def window_alibi_sinks_backward_dkdv(
                 )
                 s = s * scale
                 distance = q - k
-                s = s - slopes__h * distance
+                s = s - slopes_h * distance
                 if masked:
                     keep = (0 <= distance) & (distance < window) & (row < q_len)
                     s = tl.where(keep, s, float("-inf"))
@@ -182,16 +182,16 @@ def window_alibi_sinks_backward_dkdv(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "slopes_", "sinks", "stride_slopes_", "stride_sinks"
+        "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward_dq(
-    Q, K, V, D_out, Lse_2, Delta, K_tiles, V_tiles, D_q, D_sinks, slopes_, sinks,
+    Q, K, V, D_out, Lse_2, Delta, K_tiles, V_tiles, D_q, D_sinks, slopes, sinks,
     stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
     stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
     stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    stride_slopes_: "i64", stride_sinks: "i64",
+    stride_slopes: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
@@ -215,7 +215,7 @@ def window_alibi_sinks_backward_dq(
     at = head.to(tl.int64) * q_len + row
     lse = tl.load(Lse_2 + (head.to(tl.int64) * padded(q_len) + row))
     delta = tl.load(Delta + (head.to(tl.int64) * padded(q_len) + row))
-    slopes__h = tl.load(slopes_ + h * stride_slopes_)
+    slopes_h = tl.load(slopes + h * stride_slopes)
     sinks_h = tl.load(sinks + h * stride_sinks)
     scale = 0.08838834764831845
 
@@ -256,7 +256,7 @@ def window_alibi_sinks_backward_dq(
             dp = tl.dot(d_out, tl.trans(value))
             s = s * scale
             distance = q - k
-            s = s - slopes__h * distance
+            s = s - slopes_h * distance
             if masked:
                 keep = (0 <= distance) & (distance < window) & (k < k_len)
                 s = tl.where(keep, s, float("-inf"))
@@ -287,7 +287,7 @@ window_alibi_sinks_backward_dkdv_any_stride = triton.jit(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out", "slopes_", "sinks", "stride_slopes_", "stride_sinks"
+        "Q", "K", "V", "D_out", "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 window_alibi_sinks_backward_dq_any_stride = triton.jit(
@@ -298,7 +298,7 @@ window_alibi_sinks_backward_dq_any_stride = triton.jit(
         "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
     ],
     do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out", "slopes_", "sinks", "stride_slopes_", "stride_sinks"
+        "Q", "K", "V", "D_out", "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 
@@ -308,7 +308,7 @@ def descriptor(x, *tile):
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, *tile])
 
 
-def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes_, sinks):
+def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128], out and d_out [B, H, Q, 128] in bf16,
     lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.
 
@@ -342,12 +342,12 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes_, sink
     kernel = window_alibi_sinks_backward_dq if aligned else window_alibi_sinks_backward_dq_any_stride
     kernel[(b_len * h_len * row_tiles,)](
         q, k, v, d_out, lse_2, delta, descriptor(k, 32, 128) if by_tma else None,
-        descriptor(v, 32, 128) if by_tma else None, d_q, d_sinks, slopes_, sinks,
+        descriptor(v, 32, 128) if by_tma else None, d_q, d_sinks, slopes, sinks,
         *q.stride(),
         *k.stride(),
         *v.stride(),
         *d_out.stride(),
-        *slopes_.stride(), *sinks.stride(),
+        *slopes.stride(), *sinks.stride(),
         q_len, k_len, b_len, h_len, group, together,
         window,
         TILE_Q=64, TILE_K=32, num_warps=4, num_stages=3,
@@ -358,12 +358,12 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes_, sink
         kernel[(b_len * h_kv_len * triton.cdiv(k_len, 64),)](
             q, k, v, d_out, lse_2, delta, descriptor(q, 32, 128) if by_tma else None,
             descriptor(d_out, 32, 128) if by_tma else None, descriptor(lse_2, 32) if by_tma else None,
-            descriptor(delta, 32) if by_tma else None, d_k, d_v, slopes_, sinks,
+            descriptor(delta, 32) if by_tma else None, d_k, d_v, slopes, sinks,
             *q.stride(),
             *k.stride(),
             *v.stride(),
             *d_out.stride(),
-            *slopes_.stride(), *sinks.stride(),
+            *slopes.stride(), *sinks.stride(),
             q_len, k_len, b_len, h_len, group, together,
             window,
             TILE_Q=32, TILE_K=64, num_warps=4, num_stages=3,
@@ -393,7 +393,7 @@ def check():
     sizes = (4, 300, 128), (2, 331, 128), (2, 331, 128)
     Q, K, V = (torch.randn(2, *size).to(kind) for size in sizes)
     window = 100
-    slopes_ = torch.rand((4,)).to(torch.float32)
+    slopes = torch.rand((4,)).to(torch.float32)
     sinks = torch.rand((4,)).to(torch.float32)
 
     def dense(Q, K, V, sinks):
@@ -402,11 +402,11 @@ def check():
         b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
         row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
         q = row + (k_len - q_len)
-        slopes__h = slopes_[heads, None, None].to(dtype)
+        slopes_h = slopes[heads, None, None].to(dtype)
         sinks_h = sinks[heads, None, None].to(dtype)
         s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
         distance = q - k
-        s = s - slopes__h * real(distance, dtype)
+        s = s - slopes_h * real(distance, dtype)
         keep = (0 <= distance) & (distance < window)
         s.masked_fill_(~keep, -torch.inf)
         want_lse = torch.logaddexp(torch.logsumexp(s, -1, keepdim=True), sinks_h)
@@ -418,7 +418,7 @@ def check():
     out, lse = dense(*inputs)
     d_out, d_lse = torch.randn(out.shape).to(kind), torch.randn(lse.shape)
     given = (x.to(device) for x in (Q, K, V, out.to(kind), lse.float(), d_out, d_lse))
-    d_q, d_k, d_v, more = backward(*given, window=window, slopes_=slopes_.to(device), sinks=sinks.to(device))
+    d_q, d_k, d_v, more = backward(*given, window=window, slopes=slopes.to(device), sinks=sinks.to(device))
     failed = False
     for at, (name, gradient) in ((0, ("q", d_q)), (1, ("k", d_k)), (2, ("v", d_v)), (3, ("sinks", more["sinks"]))):
         limit = max(3e-2, torch.finfo(gradient.dtype).eps)
