@@ -39,8 +39,9 @@ OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(g
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 
-# What the producer says of each tile of keys, beside 8 times its number.
+# What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it are for the others
 
 # Words that Triton's versions spell differently.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -68,13 +69,33 @@ def thread_sums(p):
 
 
 @gluon.jit
+def hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again):
+    """Says which tile of rows comes next: tile `mine` of a head; -1 where nothing is left."""
+    at = turn % 2
+    mbarrier.wait(drawn_used.index(at), turn // 2 & 1 ^ 1)
+    zero = gl.full([1], 0, gl.int32, LANES)
+    drawn.index(4 * at).store(zero + b)
+    drawn.index(4 * at + 1).store(zero + h)
+    drawn.index(4 * at + 2).store(zero + mine)
+    drawn.index(4 * at + 3).store(zero + again)
+    mbarrier.arrive(drawn_full.index(at))
+
+
+@gluon.jit
+def handed(drawn, turn):
+    """The consumer's side of it. Read again behind a loop, so that no registers hold it in the loop."""
+    at = turn % 2 * 4
+    b, h = gl.max(drawn.index(at).load(ONE), 0), gl.max(drawn.index(at + 1).load(ONE), 0)
+    return b, h, gl.max(drawn.index(at + 2).load(ONE), 0), gl.max(drawn.index(at + 3).load(ONE), 0)
+
+
+@gluon.jit
 def retnet_forward_weights(s, tile, args, here, masked, raises):
     """Weights of a tile of keys from the products s."""
     Q, K, V, Out, Drawn, decay, stride_decay, q_len, k_len, b_len, h_len, group, together = args
-    b, h, h_kv, row, q, decay_h, scale = here
+    b, h, h_kv, row, q, decay_h, scale, multiple = here
     k = tile * TILE_K + gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS), 0)
-    s = s * scale
-    s = s * gl.exp2(-decay_h * (q - k))
+    s = s * gl.exp2((q - k) * multiple) * scale
     if masked:
         keep = (k <= q)
         s = gl.where(keep, s, float("-inf"))
@@ -84,32 +105,57 @@ def retnet_forward_weights(s, tile, args, here, masked, raises):
 
 
 @gluon.jit
+def retnet_forward_tile(
+    order, weights, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of: gl.constexpr
+):
+    """One more tile of keys: its products with the queries, those of the tile before under its weights."""
+    Q, K, V, Out, Drawn, decay, stride_decay, q_len, k_len, b_len, h_len, group, together = args
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
+    at = loaded % STAGES
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = retnet_forward_weights(s, order // 128, args, here, order & MASKED != 0, True)
+    out = warpgroup_mma_wait(0, deps=[out])
+    mbarrier.arrive(used.index(at))
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    return order, weights, out
+
+
+@gluon.jit
 def retnet_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
     Q, K, V, Out, Drawn, decay, stride_decay, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
-    tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
     loaded = 0  # tiles of keys before this tile of rows
     turn = 0  # tiles of rows
-    slot = gl.program_id(0)
-    while slot < slots:
-        # ---- which rows (heads in groups that share L2, their longest tiles first)
-        group_start = slot // (together * tiles) * together
-        group_size = gl.minimum(b_len * h_len - group_start, together)
-        inside = slot - group_start * tiles
-        head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
-        b, h = head // h_len, head % h_len
+    mbarrier.wait(drawn_full.index(0), 0)
+    b, h, mine, again = handed(drawn, 0)
+    while mine >= 0:
         h_kv = h // group
         decay_h = gl.load(decay + h * stride_decay)
         scale = 0.08838834764831845
+        multiple = -decay_h
         buffer = mine_of * QUERIES + turn % QUERIES
         query = Queries.index(buffer).reshape([ROWS, 128])
         own = mine * TILE_Q + mine_of * ROWS
         row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
         q = row + (k_len - q_len)
-        here = (b, h, h_kv, row, q, decay_h, scale)
+        here = (b, h, h_kv, row, q, decay_h, scale, multiple)
         out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
 
         # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
@@ -127,50 +173,52 @@ def retnet_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         order = gl.max(orders.index(at).load(ONE), 0)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(used.index(at))
-        p = retnet_forward_weights(s, order // 8, args, here, order & MASKED != 0, True)
+        p = retnet_forward_weights(s, order // 128, args, here, order & MASKED != 0, True)
         weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
         tma.store_wait(0)  # the output of the tile of rows before has left its buffer
         mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
         loaded += 1
-        while order & LAST == 0:
-            at = loaded % STAGES
-            before = (loaded - 1) % STAGES
-            mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
-            s = warpgroup_mma(
-                query,
-                Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
-                gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
-                use_acc=False,
-                is_async=True,
+        while order & (ENOUGH << mine_of) == 0:
+            order, weights, out = retnet_forward_tile(
+                order, weights, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
             )
-
-            mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
-            out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
-
-            order = gl.max(orders.index(at).load(ONE), 0)
-            s = warpgroup_mma_wait(1, deps=[s])
-            p = retnet_forward_weights(s, order // 8, args, here, order & MASKED != 0, True)
-            out = warpgroup_mma_wait(0, deps=[out])
-            mbarrier.arrive(used.index(at))
-            weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
             loaded += 1
         before = (loaded - 1) % STAGES
         mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
         out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
 
 
+        # ---- the output
+        b, h, mine, again = handed(drawn, turn)
+        mbarrier.arrive(drawn_used.index(turn % 2))
+        own = mine * TILE_Q + mine_of * ROWS
         out = warpgroup_mma_wait(0, deps=[out])
+        while order & LAST == 0:  # tiles that others see, and these rows do not
+            at = loaded % STAGES
+            mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+            order = gl.max(orders.index(at).load(ONE), 0)
+            mbarrier.arrive(used.index(at))
+            loaded += 1
         result = query
         result.store((out).to(Out.dtype))
         fence_async_shared()
         meet()
         if (own < q_len):
             store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
-        mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
-        slot = gl.max(drawn.index(turn % 2).load(ONE), 0)
-        mbarrier.arrive(drawn_used.index(turn % 2))
         turn += 1
+        mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
+        b, h, mine, again = handed(drawn, turn)
     tma.store_wait(0)
+
+
+@gluon.jit
+def retnet_forward_reach(first_row, b, h, h_kv, args):
+    """The end of what rows from `first_row` on see, as many as a consumer has, in tiles of keys."""
+    Q, K, V, Out, Drawn, decay, stride_decay, q_len, k_len, b_len, h_len, group, together = args
+    last_row = gl.minimum(first_row + ROWS, q_len) - 1
+    q_high = last_row + k_len - q_len
+    end = (gl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
+    return end
 
 
 @gluon.jit
@@ -179,9 +227,7 @@ def retnet_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, si
     Q, K, V, Out, Drawn, decay, stride_decay, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
-    tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
-    tile = order // 8
+    tile = order // 128
     # `used` arrives for the i-th time when K of step i and V of the step before are read
     at = loaded % STAGES
     mbarrier.wait(used.index(at), loaded // STAGES & 1 ^ 1)
@@ -222,9 +268,11 @@ def retnet_forward_producer(shared, signals, args):
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
+        hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, 0)
         following = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
         decay_h = gl.load(decay + h * stride_decay)
         scale = 0.08838834764831845
+        multiple = -decay_h
 
         # ---- the key tiles that these rows see
         first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
@@ -235,23 +283,30 @@ def retnet_forward_producer(shared, signals, args):
         masked_steps = gl.maximum(end - full_end, 0)
         full_steps = gl.maximum(full_end, 0)
         total = gl.maximum(masked_steps + full_steps, 1)
+        # what the rows of each consumer see ends before this tile
+        reach_0 = retnet_forward_reach(mine * TILE_Q + 0 * ROWS, b, h, h_kv, args)
+        reach_1 = retnet_forward_reach(mine * TILE_Q + 1 * ROWS, b, h, h_kv, args)
+
         for count in range(0, total):
             nth = count
-            masked = (nth < masked_steps) | (full_steps == 0)
-            order = gl.where(count == total - 1, LAST, 0) + gl.where(masked, MASKED, 0)
-            tile = full_end + nth
-            if nth >= masked_steps:
-                nth -= masked_steps
-                tile = nth
+            masked = count >= full_steps
+            tile = nth
+            if masked:
+                nth -= full_steps
+                tile = full_end + nth
             if masked_steps + full_steps == 0:
                 tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
-            order += tile * 8
+            order = tile * 128 + gl.where(masked, MASKED, 0)
+            if count >= full_steps:
+                order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
+                order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
+            if count == total - 1:
+                order = order | LAST | ENOUGH << 0 | ENOUGH << 1
+
             loaded = retnet_forward_load(order, count == 0, loaded, turn, b, h, h_kv, mine, shared, signals, args)
-        mbarrier.wait(drawn_used.index(turn % 2), turn // 2 & 1 ^ 1)
-        drawn.index(turn % 2).store(gl.full([1], 0, gl.int32, LANES) + following)
-        mbarrier.arrive(drawn_full.index(turn % 2))
         slot = following
         turn += 1
+    hand_out(drawn, drawn_full, drawn_used, turn, 0, 0, -1, 0)  # nothing is left
 
 
 @gluon.jit
@@ -279,7 +334,7 @@ def retnet_forward(
     Keys = gl.allocate_shared_memory(K.dtype, [STAGES, 1, 1, TILE_K, 128], K.layout)
     Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    drawn = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
+    drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
     query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)
     key_full, value_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
     drawn_full, drawn_used = barriers(2, 1), barriers(2, 2)

@@ -179,7 +179,7 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def sparse(s, alpha):
-        """Weights of scores [..., K], and their threshold [..., 1], by bisection: what the file checks itself against."""
+        """Weights of scores [..., K], and their threshold [..., 1], by bisection, for the check of a file."""
         x, power = (alpha - 1) * s, 1 / (alpha - 1)
         top = x.amax(-1, keepdim=True)
         low, high = top - 1, top

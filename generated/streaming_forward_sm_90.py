@@ -37,8 +37,9 @@ OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(g
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 
-# What the producer says of each tile of keys, beside 8 times its number.
+# What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it are for the others
 
 # Words that Triton's versions spell differently.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -63,6 +64,27 @@ def row_maximum(s):
 def thread_sums(p):
     """What each thread adds to its rows' sums: they are added across threads once, at the end."""
     return gl.convert_layout(gl.sum(gl.reshape(p, [ROWS, TILE_K // 8, 8]), 1), SUMS, assert_trivial=True)
+
+
+@gluon.jit
+def hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again):
+    """Says which tile of rows comes next: tile `mine` of a head; -1 where nothing is left."""
+    at = turn % 2
+    mbarrier.wait(drawn_used.index(at), turn // 2 & 1 ^ 1)
+    zero = gl.full([1], 0, gl.int32, LANES)
+    drawn.index(4 * at).store(zero + b)
+    drawn.index(4 * at + 1).store(zero + h)
+    drawn.index(4 * at + 2).store(zero + mine)
+    drawn.index(4 * at + 3).store(zero + again)
+    mbarrier.arrive(drawn_full.index(at))
+
+
+@gluon.jit
+def handed(drawn, turn):
+    """The consumer's side of it. Read again behind a loop, so that no registers hold it in the loop."""
+    at = turn % 2 * 4
+    b, h = gl.max(drawn.index(at).load(ONE), 0), gl.max(drawn.index(at + 1).load(ONE), 0)
+    return b, h, gl.max(drawn.index(at + 2).load(ONE), 0), gl.max(drawn.index(at + 3).load(ONE), 0)
 
 
 @gluon.jit
@@ -99,24 +121,51 @@ def streaming_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 
 @gluon.jit
+def streaming_forward_tile(
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of: gl.constexpr
+):
+    """One more tile of keys: its products with the queries, those of the tile before under its weights."""
+    Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, first_, window = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    at = loaded % STAGES
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p, m, l, rescale = streaming_forward_weights(
+        s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+    )
+    out = warpgroup_mma_wait(0, deps=[out])
+    mbarrier.arrive(used.index(at))
+    if order & RAISES != 0:
+        out = out * as_rows(rescale, OUTPUT)
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    return order, weights, m, l, out
+
+
+@gluon.jit
 def streaming_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, first_, window = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
-    tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
     loaded = 0  # tiles of keys before this tile of rows
     turn = 0  # tiles of rows
-    item = gl.program_id(0) * 2  # twice the tile of rows, and 1 more where it is computed again
-    while item >= 0:
-        slot, again = item // 2, item % 2
-        # ---- which rows (heads in groups that share L2, their longest tiles first)
-        group_start = slot // (together * tiles) * together
-        group_size = gl.minimum(b_len * h_len - group_start, together)
-        inside = slot - group_start * tiles
-        head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
-        b, h = head // h_len, head % h_len
+    mbarrier.wait(drawn_full.index(0), 0)
+    b, h, mine, again = handed(drawn, 0)
+    while mine >= 0:
         h_kv = h // group
         scale = 0.08838834764831845 * LOG2E
         buffer = mine_of * QUERIES + turn % QUERIES
@@ -144,49 +193,37 @@ def streaming_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         order = gl.max(orders.index(at).load(ONE), 0)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(used.index(at))
-        p, m, l, rescale = streaming_forward_weights(s, m, l, order // 8, args, here, order & MASKED != 0, True)
+        p, m, l, rescale = streaming_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
         weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
         tma.store_wait(0)  # the output of the tile of rows before has left its buffer
         mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
         loaded += 1
-        while order & LAST == 0:
-            at = loaded % STAGES
-            before = (loaded - 1) % STAGES
-            mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
-            s = warpgroup_mma(
-                query,
-                Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
-                gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
-                use_acc=False,
-                is_async=True,
+        while order & (ENOUGH << mine_of) == 0:
+            order, weights, m, l, out = streaming_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
             )
-
-            mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
-            out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
-
-            order = gl.max(orders.index(at).load(ONE), 0)
-            s = warpgroup_mma_wait(1, deps=[s])
-            p, m, l, rescale = streaming_forward_weights(
-                s, m, l, order // 8, args, here, order & MASKED != 0, order & RAISES != 0
-            )
-            out = warpgroup_mma_wait(0, deps=[out])
-            mbarrier.arrive(used.index(at))
-            if order & RAISES != 0:
-                out = out * as_rows(rescale, OUTPUT)
-            weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
             loaded += 1
         before = (loaded - 1) % STAGES
         mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
         out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
 
 
-        # ---- normalise once, at the end
+        # ---- the output, normalised once
+        b, h, mine, again = handed(drawn, turn)
+        mbarrier.arrive(drawn_used.index(turn % 2))
+        own = mine * TILE_Q + mine_of * ROWS
         total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
         inverse = 1.0 / gl.where(total == 0, 1.0, total)
         lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
         rows = own + gl.arange(0, ROWS, OF_ROWS)
-        gl.store(Lse + head.to(gl.int64) * q_len + rows, lse, rows < q_len)
+        gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
         out = warpgroup_mma_wait(0, deps=[out])
+        while order & LAST == 0:  # tiles that others see, and these rows do not
+            at = loaded % STAGES
+            mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+            order = gl.max(orders.index(at).load(ONE), 0)
+            mbarrier.arrive(used.index(at))
+            loaded += 1
         # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
         safe = total < 2.0**60
         safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
@@ -199,11 +236,25 @@ def streaming_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         meet()
         if (own < q_len) & (failed == 0):
             store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
-        mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
-        item = gl.max(drawn.index(turn % 2).load(ONE), 0)
-        mbarrier.arrive(drawn_used.index(turn % 2))
         turn += 1
+        mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
+        b, h, mine, again = handed(drawn, turn)
     tma.store_wait(0)
+
+
+@gluon.jit
+def streaming_forward_reach(first_row, b, h, h_kv, args):
+    """The end of what rows from `first_row` on see, as many as a consumer has, in tiles of keys."""
+    Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, first_, window = args
+    last_row = gl.minimum(first_row + ROWS, q_len) - 1
+    q_high = last_row + k_len - q_len
+    q_low = first_row + k_len - q_len
+    end = gl.minimum(
+        (gl.maximum(gl.minimum(first_, q_high + 1), 0) + TILE_K - 1) // TILE_K,
+        gl.maximum(q_low - window + 1, 0) // TILE_K,
+    )
+    end_2 = (gl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
+    return gl.maximum(end, end_2)
 
 
 @gluon.jit
@@ -212,9 +263,7 @@ def streaming_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared,
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, first_, window = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
-    tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
-    tile = order // 8
+    tile = order // 128
     # `used` arrives for the i-th time when K of step i and V of the step before are read
     at = loaded % STAGES
     mbarrier.wait(used.index(at), loaded // STAGES & 1 ^ 1)
@@ -259,6 +308,7 @@ def streaming_forward_producer(shared, signals, args):
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
+        hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
         if waiting < 0:
             waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
         scale = 0.08838834764831845 * LOG2E
@@ -284,22 +334,32 @@ def streaming_forward_producer(shared, signals, args):
         masked_steps = masked_2
         full_steps = full_1
         total = gl.maximum(masked_steps + full_steps, 1)
+        raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
+        # what the rows of each consumer see ends before this tile
+        reach_0 = streaming_forward_reach(mine * TILE_Q + 0 * ROWS, b, h, h_kv, args)
+        reach_1 = streaming_forward_reach(mine * TILE_Q + 1 * ROWS, b, h, h_kv, args)
+
         for count in range(0, total):
-            # a whole tile comes first, if there is one, and sets the reference
-            nth = gl.where(full_steps > 0, gl.where(count == 0, total, count) - 1, count)
-            masked = (nth < masked_steps) | (full_steps == 0)
-            raises = (again > 0) | (full_steps == 0)
-            order = gl.where(count == total - 1, LAST, 0) + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
-            tile = (
-                gl.where(nth < masked_0, full_end, gl.where(nth < masked_1, begin_2 - masked_0, full_end_2 - masked_1))
-                + nth
-            )
-            if nth >= masked_steps:
-                nth -= masked_steps
-                tile = gl.where(nth < full_0, 0, full_begin_2 - full_0) + nth
+            nth = count
+            masked = count >= full_steps
+            tile = gl.where(nth < full_0, 0, full_begin_2 - full_0) + nth
+            if masked:
+                nth -= full_steps
+                tile = (
+                    gl.where(
+                        nth < masked_0, full_end, gl.where(nth < masked_1, begin_2 - masked_0, full_end_2 - masked_1)
+                    )
+                    + nth
+                )
             if masked_steps + full_steps == 0:
                 tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
-            order += tile * 8
+            order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
+            if count >= full_steps + masked_1:
+                order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
+                order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
+            if count == total - 1:
+                order = order | LAST | ENOUGH << 0 | ENOUGH << 1
+
             loaded = streaming_forward_load(order, count == 0, loaded, turn, b, h, h_kv, mine, shared, signals, args)
         # ---- what comes next: rows that have to be computed again, else what was drawn
         following = -1
@@ -316,11 +376,9 @@ def streaming_forward_producer(shared, signals, args):
                     following = item + 1
                 settled = turn + 1
         before = item
-        mbarrier.wait(drawn_used.index(turn % 2), turn // 2 & 1 ^ 1)
-        drawn.index(turn % 2).store(gl.full([1], 0, gl.int32, LANES) + following)
-        mbarrier.arrive(drawn_full.index(turn % 2))
         item = following
         turn += 1
+    hand_out(drawn, drawn_full, drawn_used, turn, 0, 0, -1, 0)  # nothing is left
 
 
 @gluon.jit
@@ -345,7 +403,7 @@ def streaming_forward(
     Keys = gl.allocate_shared_memory(K.dtype, [STAGES, 1, 1, TILE_K, 128], K.layout)
     Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    drawn = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
+    drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
     verdict = gl.allocate_shared_memory(gl.int32, [2 * 2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     judged = barriers(2, 2)
     query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attncc.analysis import prove
-from attncc.codegen.loops import Walk
+from attncc.codegen.loops import VisitsView, Walk, visits_view
+from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
-from attncc.ir import AttentionSpec, KernelPlan
+from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Segment, Visits, conjuncts, names, tile_names
 
 if TYPE_CHECKING:
     from attncc.codegen.triton import KernelView
 
 NARROW = 64  # columns of a head for whose short products the place of waits matters
 CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
+LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126
 SIDE = 100  # characters of such a side
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
 REGISTERS_SM, GROUP_THREADS = 65536, 128
+
+Reached = tuple[tuple[str, ...], str] | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,23 @@ class Steps:
 
     count: str
     tile: str
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where the tiles end that a consumer's rows see, which may be before those of all consumers' rows do."""
+
+    lines: tuple[str, ...]
+    end: str
+    since: str  # steps up to the last segment, whose tiles come last and in order
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which keys of a tile anybody sees, where keys alone say so."""
+
+    lines: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -57,29 +78,44 @@ class HopperView:
     places: dict[str, int]  # of arguments among them
     masked: Steps | None
     full: Steps | None
+    apart: bool  # whole tiles have a loop of their own
+    even: bool  # all tiles of rows see as many keys
+    reach: Reach | None
+    seen: Seen | None
+    least: str  # sum of a row's weights that is not too small beside any value, where no maximum is the reference
+    widest: float  # radius of scores, in powers of 2, up to which their exponentials are not too far from 1
+    last: str  # what says that a consumer is done
     ahead: bool  # the wait for the next keys ends the block of instructions that makes weights
     results: tuple[Result, ...]
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
 
 
-def hopper_view(plan: KernelPlan, args: Sequence[Argument], view: KernelView) -> HopperView:
-    """`view` is that of the same plan; the kernel's other values."""
+def hopper_view(
+    plan: KernelPlan, args: Sequence[Argument], view: KernelView, reach: Reached, seen: Seen | None
+) -> HopperView:
+    """`view` is that of the same plan; the kernel's other values. `reach` is what `reached` gives, `seen` seen_keys."""
     lines = (*view.program_lines, *view.row_lines)
-    names = dict.fromkeys(["b", "h", "h_kv", "row", "q", *(line.partition(" = ")[0] for line in lines)])
-    names |= {"threshold": None} if view.dropout else {}
+    whole = dict.fromkeys(["b", "h", "h_kv", "row", "q", *(line.partition(" = ")[0] for line in lines)])
+    whole |= {"threshold": None} if view.dropout else {}
     consumers, parts = plan.tile_q // CONSUMER_ROWS, zip(view.k_parts, view.v_parts, strict=False)
     own = plan.max_registers - (VECTORS if plan.classed else 0)
     left = REGISTERS_SM // GROUP_THREADS - consumers * own
+    masked, full = (steps(w, view.visits.jumps) for w in (view.visits.masked, view.visits.full))
+    whole_reach = None if reach is None or masked is None else Reach(*reach, _since(view.visits, full))
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
         producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
         arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
-        handed=", ".join(n for n in names if re.fullmatch(r"\w+", n)),
+        handed=", ".join(n for n in whole if re.fullmatch(r"\w+", n)),
         places={a.name: i for i, a in enumerate(args)},
-        masked=steps(view.visits.masked, view.visits.jumps), full=steps(view.visits.full, view.visits.jumps),
+        masked=masked, full=full, apart=plan.apart,
+        even="range" in view.visits.order and not (view.visits.bounds or view.visits.tested),
+        reach=whole_reach, seen=seen, least=LEAST, widest=WIDEST,
+        last="(ENOUGH << mine_of)" if whole_reach else "LAST",
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
-        ahead=plan.head_dim <= NARROW, key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
+        ahead=plan.head_dim <= NARROW,
+        key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
     )  # fmt: skip
 
 
@@ -95,6 +131,46 @@ def tail(spec: AttentionSpec) -> str:
     """The condition that a key exists, where the mask does not say so: no row stands behind the last key."""
     behind = spec.align == "end" and bool(spec.masks) and prove(spec).causal == "k <= q"
     return "" if behind else "k < k_len"
+
+
+def reached(spec: AttentionSpec, visits: Visits, plan: KernelPlan, lowering: Lowering) -> Reached:
+    """Lines and value of the end of what any rows see, of their first and last; None where tiles of masked keys do not
+    come last, or where the ends are of whole tiles of rows."""
+    if plan.reference == "first_tile" or visits.listed or visits.summaries or not visits.masked:
+        return None
+    if visits.may is not None or visits.must is not None:
+        return None
+    segments = (*visits.masked, *visits.full)
+    end, *others = dict.fromkeys(s.end for s in segments if all(s.end != t.begin for t in segments))
+    for other in others:
+        end = Op("max", (end, other), "int")
+    needed, used = [], names(end)
+    for name, value in reversed(visits.lets):
+        if name in used:
+            needed.append((name, value))
+            used |= names(value)
+    called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
+    if used & {called["tile"], called["TILE_Q"]} or not used & {called["first"], called["last"]}:
+        return None
+    found = visits_view(replace(visits, lets=tuple(needed[::-1]), masked=(Segment(Const(0), end),), full=()), lowering)
+    assert found.masked is not None
+    return found.lines, found.masked.end
+
+
+def seen_keys(spec: AttentionSpec, lowering: Lowering) -> Seen | None:
+    """The terms of the mask that are about keys alone."""
+    by_key = [t for m in spec.masks for t in conjuncts(m) if level(t) == "key"]
+    if not by_key:
+        return None
+    text = conjoin(lowering, by_key, "")
+    return Seen((*lowering.take("program"), *lowering.take("key")), text)
+
+
+def _since(visits: VisitsView, full: Steps | None) -> str:
+    """Steps before the last segment of tiles that need the mask."""
+    latest = visits.masked.latest if visits.masked is not None and visits.jumps else "0"
+    parts = [p for p in ("full_steps" if full is not None else "0", latest) if p != "0"]
+    return " + ".join(parts) or "0"
 
 
 def steps(walk: Walk | None, jumps: bool) -> Steps | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from attncc.codegen.lower import Lowering
 from attncc.codegen.printer import BIT_AND, SUM
-from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tile_names
+from attncc.ir import TILE_NAMES, AttentionSpec, Const, Expr, Op, Segment, Var, Visits, tensors, tile_names
 from attncc.ir import names as names_of
+
+LAST_TILE = 2**31 - 1
 
 # What the templates call them, by the side whose tiles a program owns.
 LOCAL = {
@@ -24,6 +26,7 @@ class Walk:
     begin: str
     end: str
     tile: str
+    latest: str = ""  # the first step of the last of several segments; `begin` where there is one
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
         return _listed(visits, lowering)
     local = local_names(lowering.spec, visits.outer)
     lowering.names |= local
-    ends = {name for name, called in local.items() if called in (LOCAL[visits.outer][n] for n in ("first", "last"))}
+    borders = {name for name, called in local.items() if called in (LOCAL[visits.outer][n] for n in ("first", "last"))}
     lines: list[str] = []
     before = lowering.take("program")
 
@@ -107,18 +110,21 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
         lines.extend(lowering.take("program"))
         return text
 
+    ends = {e.name for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) if isinstance(e, Var)}
+    wide: set[str] = set()
     for name, value in visits.lets:
-        text = scalar(value)
+        text, long_ = scalar(value), _wide(value, wide, lowering)
         lowering.names[name] = lowering.fresh.fresh(name)
-        lines.append(f"{lowering.names[name]} = {text}")
+        lines.append(f"{lowering.names[name]} = {_narrow(text, lowering) if long_ and name in ends else text}")
+        wide |= {name} if long_ and name not in ends else set()
     split = closed(visits)
     ranges = {"full": split.full, "masked": split.masked}
     jumps = any(len(s) > 1 for s in ranges.values())
-    walks = {c: _walk(c, s, scalar, lines, lowering, jumps) for c, s in ranges.items() if s}
+    walks = {c: _walk(c, s, scalar, lines, lowering, wide, jumps) for c, s in ranges.items() if s}
     tested = None
     late: tuple[str, ...] = ()
     if split.tested:
-        walk = _walk("masked", split.tested, scalar, lines, lowering, len(split.tested) > 1)
+        walk = _walk("masked", split.tested, scalar, lines, lowering, wide, len(split.tested) > 1)
         early = lowering.take("row")
         may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
         must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
@@ -137,7 +143,7 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
     order = (*(["range"] if walks else []), *(["class"] if tested else []))
     order = order[::-1] if tested_first else order
     return VisitsView(
-        lines=tuple(lines), late_lines=late, bounds=bool(used & ends), order=order, loops=tuple(walks), jumps=jumps,
+        lines=tuple(lines), late_lines=late, bounds=bool(used & borders), order=order, loops=tuple(walks), jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
         full=walks.get("full"), tested=tested,
     )  # fmt: skip
@@ -161,16 +167,36 @@ def _listed(visits: Visits, lowering: Lowering) -> VisitsView:
     )  # fmt: skip
 
 
+def _wide(e: Expr, wide: Collection[str], lowering: Lowering) -> bool:
+    """Whether `e` has 64 bits: of a tensor's elements, of parameters in a kernel of 64 bits, or of such a let."""
+    params = {p.name: p.element for p in lowering.spec.tensors}
+    if any(params.get(t, "i64" if lowering.int_bits == 64 else "") == "i64" for t in tensors(e)):
+        return True
+    scalars = {p.name for p in lowering.spec.scalars if p.type == "int"} if lowering.int_bits == 64 else set()
+    return bool(names_of(e) & (scalars | set(wide)))
+
+
+def _narrow(text: str, lowering: Lowering) -> str:
+    """The number of a tile, which counts in 32 bits wherever it ends."""
+    word = lowering.language
+    return f"{word}.minimum({word}.maximum({text}, -1), {LAST_TILE}).to({word}.int32)"
+
+
 def _walk(
     name: str,
     segments: Sequence[Segment],
     scalar: Callable[..., str],
     lines: list[str],
     lowering: Lowering,
+    wide: Collection[str],
     jumps: bool,
 ) -> Walk:
     """Segments end to end: `name_i` steps lie before segment i + 1; a tile is its segment's begin plus what is left."""
-    ends = [(scalar(s.begin, SUM), scalar(s.end, SUM)) for s in segments]
+
+    def bound(e: Expr) -> str:
+        return _narrow(scalar(e), lowering) if _wide(e, wide, lowering) else scalar(e, SUM)
+
+    ends = [(bound(s.begin), bound(s.end)) for s in segments]
     if not jumps:
         return Walk(*ends[0], "step")
     steps = [lowering.fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
@@ -182,4 +208,4 @@ def _walk(
         )
         start = f"{begin} - {steps[i - 1]}" if i else begin
         tile = f"{lowering.language}.where(step < {steps[i]}, {start}, {tile})" if tile else start
-    return Walk("0", steps[-1], f"{tile} + step")
+    return Walk("0", steps[-1], f"{tile} + step", steps[-2] if len(steps) > 1 else "0")

@@ -57,15 +57,17 @@ def reserved() -> frozenset[str]:
     """Every identifier in the Python of the templates, and the built-ins: what a spec's names must keep clear of."""
     found: set[str] = {*BUILTINS, *WORDS, *(f.helper for b in (TRITON, TORCH) for f in b.forms.values() if f.helper)}
     tagged = {"d", "e"}  # names of which there is one for each part of a head, as d_0, d_1
+    numbered: set[str] = set()  # names of which there is only one for each of several
     for path in sorted(template_root().rglob("*.jinja")):
         whole = path.read_text(encoding="utf-8")
         tagged.update(re.findall(r"(\w+)\{\{ *\w+\.tag", whole))
+        numbered.update(re.findall(r"(\w+)_\{\{ *i \}\}", whole))
         text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", whole, flags=re.DOTALL)
         text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
         if path.name.endswith("helpers.jinja"):  # what a helper calls its arguments is nobody else's concern
             text = " ".join(re.findall(r"(?:def|class) (\w+)", text))
         found.update(re.findall(r"[A-Za-z_]\w*", text))
-    return frozenset(found | tagged | {f"{name}_{i}" for name in tagged for i in range(MOST_PARTS)})
+    return frozenset(found | tagged | {f"{name}_{i}" for name in tagged | numbered for i in range(MOST_PARTS)})
 
 
 def parameter_names(spec: AttentionSpec) -> dict[str, str]:

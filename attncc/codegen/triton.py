@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from attncc.analysis import nonnegative
+from attncc.analysis.bounded import bounded
 from attncc.analysis.kernel import pruned
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen import launch
@@ -15,7 +16,8 @@ from attncc.codegen.apart import apart
 from attncc.codegen.cpu import policy
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.hopper import HopperView, hopper_view, tail
+from attncc.codegen.gather import gathered
+from attncc.codegen.hopper import HopperView, hopper_view, reached, seen_keys, tail
 from attncc.codegen.ladder import fa1_view, standard_view
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
@@ -27,7 +29,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.sparse import SparseView, sparse_view
-from attncc.codegen.tables import tables_of
+from attncc.codegen.tables import Tables, tables_of
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits, conjuncts, tensors
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
@@ -38,6 +40,7 @@ SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 REFERENCES = {  # of exponentials
     "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
     "threshold": "a threshold, found first", "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
+    "bounded": "the middle of the scores' bounds",
 }  # fmt: skip
 LANGUAGE = {"fa3": "gl"}  # what kernels call the module of their language; else tl
 SKELETONS = {"standard": "triton/standard_forward.py.jinja", "fa1": "triton/fa1_forward.py.jinja",
@@ -97,6 +100,7 @@ class KernelView:
     key_lines: tuple[str, ...]
     score_lines: tuple[str, ...]
     scale_first: bool  # the scale is applied before scores and masks, not with the weights
+    scale_last: bool  # the scale is applied with the weights; with neither, it is in the scores
     scores: tuple[str, ...]
     shift: str  # what a row adds to all scores of a tile, kept out of them
     weight_lines: tuple[str, ...]
@@ -110,6 +114,8 @@ class KernelView:
     plain: str
     row_sink: bool  # the sink is a row's own
     reference: str
+    middle: str  # of all scores, where they bound themselves
+    radius: str
     safe: str
     visits: VisitsView
     tables: TablesView | None
@@ -138,8 +144,10 @@ def render(
     if plan.algorithm in LADDER:
         view = LADDER[plan.algorithm](spec, visits, plan, view, kernel_view)
     if plan.algorithm == "fa3":
-        args = arguments(spec, plan, kernel_names(spec)[1])
-        view = replace(view, hopper=hopper_view(plan, args, view))
+        names = kernel_names(spec)[1]
+        fresh = partial(_lowering, spec, plan, names, view.kernel, tables_of(visits), "gl")
+        reach, seen = reached(spec, visits, plan, fresh()), seen_keys(spec, fresh())
+        view = replace(view, hopper=hopper_view(plan, arguments(spec, plan, names), view, reach, seen))
     return rendered(SKELETONS[plan.algorithm], view)
 
 
@@ -199,14 +207,11 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     visits, language = _apart(spec, visits, plan), LANGUAGE.get(plan.algorithm, "tl")
     tables = tables_of(visits, spec.ragged)
 
-    def lower(language: str = "tl") -> Lowering:
-        known = Names(reserved() | {*names.values(), kernel})
-        return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits, language)
-
+    lower = partial(_lowering, spec, plan, names, kernel, tables)
     lowering = lower(language)
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
-    scores, score_lines, shift = _scores(spec, lowering)
+    scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
     rule, (sink, weighing) = normaliser(spec), _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
@@ -218,7 +223,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
-    sparse = sparse_view(rule, plan.dtype)
+    sparse, bound = sparse_view(rule, plan.dtype), _bounds(spec, plan, lowering)
     unit = sparse.factor if sparse else "LOG2E" if rule.exponential else ""
     folds, scale_line = _scale(spec, scale, scale_text, unit)
     k_parts = split(plan.head_dim, "d")
@@ -238,12 +243,13 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "",
         position_open="(" if wide else "", position_close=f").to({language}.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
-        unit="scale" if folds else unit, sparse=sparse, sink=sink,
+        unit="scale" if folds else gain or unit, sparse=sparse, sink=sink, middle=bound[0], radius=bound[1],
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
-        program_lines=(*lowering.take("program"), scale_line), row_lines=row_lines,
+        program_lines=(*lowering.take("program"), scale_line, *shared), row_lines=row_lines,
         own_lines=lowering.take("row" if visits.outer == "q" else "key"),
-        score_lines=score_lines, scores=scores, shift=shift, scale_first=not folds, weight=weight,
+        score_lines=score_lines, scores=scores, shift=shift, scale_first=not (folds or scaled), scale_last=folds,
+        weight=weight,
         weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines,
         mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits, reference=plan.reference,
         row_sink=rule.sink is not None and level(rule.sink) == "row", safe=SAFE.get(plan.dtype, ""), tables=tables_text,
@@ -260,11 +266,37 @@ def _scale(spec: AttentionSpec, scale: Expr | None, text: str, unit: str) -> tup
     return folds, f"scale = {text}" + (f" * {unit}" if folds and unit else "")
 
 
-def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Right sides of the scores, statements before them, and what a row adds to all of a tile's."""
-    written, shift = apart(spec) if lowering.language == "gl" else (spec.scores, None)
-    scores = tuple(score_text(lowering, e) for e in written)
-    return scores, lowering.take("pair"), "" if shift is None else lowering.text(shift, TERM)
+def _lowering(
+    spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str], kernel: str, tables: Tables, language: str = "tl"
+) -> Lowering:
+    """For one function of the file, in which nothing is taken yet but the file's own names."""
+    known = Names(reserved() | {*names.values(), kernel})
+    return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits, language)
+
+
+def _scores(
+    spec: AttentionSpec, lowering: Lowering
+) -> tuple[tuple[str, ...], tuple[str, ...], str, bool, tuple[str, ...], str]:
+    """Right sides of the scores, statements before them, and what a row adds to all of a tile's; whether the scale is
+    in the scores, statements for factors that a program shares, and the name of what scores are to be multiplied by."""
+    if lowering.language != "gl":
+        scores = tuple(score_text(lowering, e) for e in spec.scores)
+        return scores, lowering.take("pair"), "", False, (), ""
+    written, shift = apart(spec)
+    made = gathered(written, lowering.fresh.fresh, normaliser(spec).exponential)
+    scores = tuple(score_text(lowering, e) for e in made.scores)
+    lines = [f"{name} = {lowering.text(value)}" for name, value in made.shared]
+    gain = lowering.fresh.fresh("gain") if made.gain is not None else ""
+    if made.gain is not None:
+        lines.append(f"{gain} = {lowering.text(made.gain, TERM)} * LOG2E")
+    shift_text = "" if shift is None else lowering.text(shift, TERM)
+    return scores, lowering.take("pair"), shift_text, made.scaled, tuple(lines), gain
+
+
+def _bounds(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tuple[str, str]:
+    """The middle and the radius of scores that bound themselves, where that is the reference."""
+    span = bounded(spec) if plan.reference == "bounded" else None
+    return ("", "") if span is None else (lowering.text(span[0], TERM), lowering.text(span[1], TERM))
 
 
 def _apart(spec: AttentionSpec, visits: Visits, plan: KernelPlan) -> Visits:

@@ -73,6 +73,7 @@ class KernelPlan:
     classed: bool = False  # tiles are classed at run time: a loop in a loop
     shared_bytes: int = 0  # predicted
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
+    apart: bool = False  # fa3: whole tiles, which need no mask and raise no reference, have a loop without branches
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ

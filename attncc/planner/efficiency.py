@@ -129,7 +129,9 @@ def register_caps(target: Target) -> tuple[int, ...]:
 
 
 # Which measured one they resemble.
-UNMEASURED_REFERENCES = {"two_pass": "running", "threshold": "running", "fixed": "first_tile"}
+UNMEASURED_REFERENCES = {
+    "two_pass": "running", "threshold": "running", "fixed": "first_tile", "bounded": "whole_tile",
+}  # fmt: skip
 
 
 UNMEASURED_AT = 4096  # keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from attncc.analysis.bounded import bounded
 from attncc.ir import SUM, AttentionSpec, KernelPlan, Op, Shape, Visits, names, pieces, walk
 from attncc.ir import Schedule as Pins
 from attncc.planner.operands import has_key_mask, operands
@@ -49,17 +50,17 @@ def unfit(spec: AttentionSpec) -> str | None:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:
         return "fa3 does not know packed sequences"
-    if has_key_mask(spec):
-        return "fa3 multiplies values as they lie in memory, and the mask leaves out keys whose values may be anything"
     return None
 
 
 def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
-    if visits is not None and visits.summaries:
-        return "fa3 was not seen right on a GPU yet where a kernel before it makes tables of a mask's tensors"
+    if visits is not None and visits.listed:
+        return "a mask's tiles are listed one by one, and fa3's are too large for such masks"
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
+    if has_key_mask(spec):
+        return "fa3 was not seen right on a GPU yet where keys alone decide a part of the mask"
     read = operands(spec)
     beside = read.pair or read.bits or read.gather or read.chain
     return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""
@@ -77,10 +78,13 @@ def _placed(spec: AttentionSpec) -> bool:
 
 
 def _reference(spec: AttentionSpec, asked: str, classed: bool) -> str:
-    """A whole tile sets the reference where scores are products alone. What depends on positions can be far from where
-    it is largest in any one tile: there all tiles that need the mask, the nearest among them, set it."""
+    """Scores that bound themselves need no maximum. A whole tile sets the reference where scores are products alone.
+    What depends on positions can be far from where it is largest in any one tile: there all tiles that need the mask,
+    the nearest among them, set it."""
     if asked == "running":
         return asked
+    if bounded(spec) is not None:
+        return "bounded"
     return "whole_tile" if not _placed(spec) else "running" if classed else "first_tile"
 
 
@@ -93,11 +97,11 @@ def plans(
     classed = visits is not None and not visits.listed and not (visits.may is None and visits.must is None)
     if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
         usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
-    if visits is None or not (visits.full or visits.must is not None):
+    if visits is None or not (visits.full or visits.must is not None or bounded(spec) is not None):
         references = ("running",)  # there is no whole tile
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
     consumers = tile_q // GROUP_ROWS
-    for reference in dict.fromkeys(_reference(spec, r, classed) for r in references):
+    for reference in dict.fromkeys(_reference(spec, r, classed) for r in reversed(tuple(references))):
         yield KernelPlan(
             target=target.name, algorithm="fa3", loop=pins.loop or "q_outer", tile_q=tile_q,
             tile_k=pins.tile_k or usual.tile_k, stages=pins.stages or usual.stages,

@@ -19,7 +19,10 @@ from attncc.planner.legality import violations
 from attncc.planner.search import choose, finish, ranked, specialised
 from attncc.targets import Target
 
-DECIDED = ("algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "dkdv")
+DECIDED = (
+    "algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "apart",
+    "dkdv",
+)  # fmt: skip
 SHARED_BITS = ("tile_q", "tile_k", "warps", "reference")  # which give the kernel for any strides the same bits
 MOST, MOST_SPECIALISED, MOST_BACKWARD = 24, 8, 20  # plans of a pass that are worth a measurement
 

@@ -67,6 +67,16 @@ def test_every_size_compiles(compiled, name, d, dv, dtype):
     check(compiled, name, d, dv, dtype)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "document", "padding", "sigmoid", "alibi"])
+def test_loops_of_whole_tiles_compile(compiled, name):
+    spec = parse((SPECS / f"{name}.attn").read_text(encoding="utf-8")).spec.bind({})
+    spec = replace(spec, schedules=(Schedule(algorithm="fa3"),))
+    plan = choose(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True)).plan
+    found = compiled(spec, replace(plan, apart=True))
+    assert found.instructions["wgmma"] > compiled(spec, plan).instructions["wgmma"]
+
+
 def test_the_kernels_of_tables_take_their_tiles(tmp_path):
     spec = replace(parse((SPECS / "document.attn").read_text()).spec, schedules=(Schedule(algorithm="fa3"),))
     visits = kernel_visits(spec)
@@ -77,3 +87,20 @@ def test_the_kernels_of_tables_take_their_tiles(tmp_path):
     for kernel in (module.document_forward_tables, module.document_forward_scans):
         assert {"TILE_Q", "TILE_K"} <= set(kernel.arg_names)
     assert "TILE_Q" not in module.document_forward.arg_names
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "int_bits"),
+    [
+        ("attention t(last: i64[b]) { mask k <= last[b] }", "fa2", 32),
+        ("attention w(window: int) { mask 0 <= q - k < window }", "fa2", 64),
+        pytest.param("attention t(last: i64[b]) { mask k <= last[b] }", "fa3", 32, marks=pytest.mark.slow),
+        pytest.param("attention w(window: int) { mask 0 <= q - k < window }", "fa3", 64, marks=pytest.mark.slow),
+        pytest.param("attention f { mask false }", "fa3", 32, marks=pytest.mark.slow),
+    ],
+)
+def test_ends_of_64_bits_and_none_compile(compiled, text, algorithm, int_bits):
+    """TMA counts in 32 bits."""
+    spec = replace(parse(text).spec, schedules=(Schedule(algorithm=algorithm),))
+    plan = choose(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True)).plan
+    assert compiled(spec, replace(plan, int_bits=int_bits)).instructions["wgmma"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from attncc.analysis import kernel_visits
+from attncc.codegen import render
 from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import Schedule, Shape
@@ -33,7 +34,7 @@ def test_a_pinned_algorithm_is_taken(d, dv, tiles):
 @pytest.mark.parametrize(
     ("name", "dtype", "reference"),
     [("causal", "bf16", "whole_tile"), ("causal", "f16", "running"), ("alibi", "bf16", "first_tile"),
-     ("document", "bf16", "whole_tile"), ("softcap", "bf16", "whole_tile")],
+     ("document", "bf16", "whole_tile"), ("softcap", "bf16", "bounded")],
 )  # fmt: skip
 def test_a_whole_tile_sets_the_reference_of_scores_that_are_products_alone(name, dtype, reference):
     spec = parse((SPECS / f"{name}.attn").read_text(encoding="utf-8")).spec.bind({})
@@ -61,7 +62,6 @@ def test_strides_that_tma_cannot_take_run_another_kernel():
 @pytest.mark.parametrize(
     ("name", "sizes", "words"),
     [
-        ("padding", {}, "the mask leaves out keys whose values may be anything"),
         ("sparsemax", {}, "fa3 does not know softmax sparsemax"),
         ("causal", {"dtype": "f32"}, "fa3 multiplies 16-bit types, not f32"),
         ("causal", {"head_dim": 24}, "fa3 takes head sizes that are multiples of 16"),
@@ -78,7 +78,23 @@ def test_a_refusal_says_why(name, sizes, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm"), [("causal", "fa3"), ("document", "fa2"), ("global_tokens", "fa2"), ("tree", "fa2")]
+    ("name", "algorithm"),
+    [
+        ("causal", "fa3"),
+        ("document", "fa3"),
+        ("block_sparse", "fa2"),
+        ("tree", "fa2"),
+        ("padding", "fa2"),
+        ("sigmoid", "fa3"),
+    ],
 )
 def test_what_was_not_measured_is_not_taken_unasked(name, algorithm):
     assert plan(name, pins=Schedule()).algorithm == algorithm
+
+
+def test_a_loop_of_their_own_for_whole_tiles_is_a_candidate_and_no_default():
+    spec = parse((SPECS / "causal.attn").read_text(encoding="utf-8")).spec
+    usual, apart, *_ = search.specialised(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))
+    assert apart == replace(usual, apart=True) and not usual.apart
+    texts = [render(spec, kernel_visits(spec, forward=True), p) for p in (usual, apart)]
+    assert ["PLAIN" in text for text in texts] == [False, True]
