@@ -130,7 +130,8 @@ def survivors(seed, threshold, b, h, row, tile):
     zero = gl.zeros([ROWS, TILE_K // 8], gl.uint32, SUMS)
     row = gl.convert_layout(row, SUMS, assert_trivial=True)
     w0, w1, w2, w3 = philox(
-        seed, zero + gl.cast(lane, gl.uint32), zero + gl.cast(row, gl.uint32), zero + gl.cast(h, gl.uint32), zero + gl.cast(b, gl.uint32)
+        seed, zero + gl.cast(lane, gl.uint32), zero + gl.cast(row, gl.uint32),
+        zero + gl.cast(h, gl.uint32), zero + gl.cast(b, gl.uint32),
     )
     bits = gl.join(gl.join(halves(w0), halves(w1)), gl.join(halves(w2), halves(w3)))
     bits = gl.permute(gl.reshape(bits, [ROWS, TILE_K // 64, 8, 2, 2, 2]), (0, 1, 5, 4, 3, 2))
