@@ -171,7 +171,8 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
     ms = timed(calls)
     return {
-        "row": row.name, "part": row.part, "error": off, "first_call_s": round(first, 2), "tflop": flops / 1e12,
+        "row": row.name, "part": row.part, "error": off, "flex": flex,
+        "first_call_s": round(first, 2), "tflop": flops / 1e12,
         **making,
         "ms": {n: round(t, 4) for n, t in ms.items()},
         "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},

@@ -83,8 +83,8 @@ def neighborhood_2d_forward(
     Q += b * stride_qb + h * stride_qh
     inverse_width = inverse(width)
     scale = 0.08838834764831845 * LOG2E
-    y_ = tl.minimum(tl.maximum(floor_div(q, width), radius), height - 1 - radius)
-    x__ = tl.minimum(tl.maximum(floor_mod(q, width), radius), width - 1 - radius)
+    y = tl.minimum(tl.maximum(floor_div(q, width), radius), height - 1 - radius)
+    x_ = tl.minimum(tl.maximum(floor_mod(q, width), radius), width - 1 - radius)
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
@@ -227,8 +227,8 @@ def neighborhood_2d_forward(
                         s = tl.dot(query, key)
                         if masked:
                             keep = (
-                                (tl.abs(fast_div(k, width, inverse_width) - y_) <= radius)
-                                & (tl.abs(fast_mod(k, width, inverse_width) - x__) <= radius) & (k < k_len)
+                                (tl.abs(fast_div(k, width, inverse_width) - y) <= radius)
+                                & (tl.abs(fast_mod(k, width, inverse_width) - x_) <= radius) & (k < k_len)
                             )
                             s = tl.where(keep, s, float("-inf"))
 
@@ -313,10 +313,10 @@ def check():
     b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
     row, k = torch.arange(q_len)[:, None], torch.arange(k_len)
     q = row + (k_len - q_len)
-    y_ = minimum(maximum(q // width, radius), height - 1 - radius)
-    x__ = minimum(maximum(q % width, radius), width - 1 - radius)
+    y = minimum(maximum(q // width, radius), height - 1 - radius)
+    x_ = minimum(maximum(q % width, radius), width - 1 - radius)
     s = Q.double() @ K.double().repeat_interleave(group, 1).mT * D**-0.5
-    keep = (abs(k // width - y_) <= radius) & (abs(k % width - x__) <= radius)
+    keep = (abs(k // width - y) <= radius) & (abs(k % width - x_) <= radius)
     s.masked_fill_(~keep, -torch.inf)
     want_lse = torch.logsumexp(s, -1, keepdim=True)
     p = torch.where(s == -torch.inf, 0.0, torch.exp(s - want_lse))

@@ -53,7 +53,7 @@ MEASURED: dict[str, tuple[Measured, ...]] = {
         Measured(128, 128, 64, 4, 2, "descriptor", 0, 481, 445, "first_tile", 352, 293, 0),
         Measured(128, 64, 64, 4, 2, "descriptor", 0, 417, 397, "first_tile", 381, 407, 281),
         Measured(128, 64, 64, 4, 3, "descriptor", 0, 0, 0, "first_tile", 0, 437, 0, key_bytes=4),
-        Measured(128, 64, 32, 4, 3, "descriptor", 0, 482, 449, "first_tile", 396, 354, 281),
+        Measured(128, 64, 32, 4, 3, "descriptor", 0, 482, 449, "first_tile", 409, 354, 281),
         Measured(128, 64, 32, 4, 2, "descriptor", 128, 454, 425, "first_tile", 0, 397, 289),
         Measured(128, 128, 64, 8, 2, "descriptor", 128, 469, 423),
         Measured(128, 128, 64, 8, 3, "descriptor", 0, 440, 400),

@@ -3,6 +3,7 @@
 import pytest
 
 from attncc import frontend
+from attncc.codegen.naming import parameter_names
 from tests.house.tree import files, read
 
 SPECS = [p for p in files() if p.startswith("specs/") and p.endswith(".attn")]
@@ -19,3 +20,9 @@ def test_a_spec_of_the_library_is_read_without_a_word(path):
 @pytest.mark.parametrize("path", SPECS)
 def test_a_spec_of_the_library_is_in_canonical_form(path):
     assert frontend.format_text(read(path)) == read(path)
+
+
+def test_specs_keep_their_names_in_generated_files():
+    kept = {"p", "first", "shift"}  # that templates need
+    specs = [frontend.parse(read(path), path).spec for path in SPECS]
+    assert {n for spec in specs for n, given in parameter_names(spec).items() if given != n} <= kept
