@@ -11,9 +11,10 @@ SECTIONS = ("precision", "schedule", "layout")
 RESERVED = frozenset(
     (*STATEMENTS, *SECTIONS, "attention", "const", "sorted", "grad", "not", "and", "or", "true", "false")
 )
-CALL_ARGUMENTS = frozenset(  # and every return_…
-    ("q", "k", "v", "seed", "deterministic", "validate", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-)
+CALL_ARGUMENTS = frozenset((  # and every return_…
+    "self", "q", "k", "v", "seed", "deterministic", "validate", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
+    "max_seqlen_k", "text", "filename", "path", "target",
+))  # fmt: skip
 PYTHON_KEYWORDS = frozenset(keyword.kwlist)
 SCALARS = ("int", "float")
 TYPES = (*SCALARS, *ELEMENTS)

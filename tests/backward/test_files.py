@@ -74,7 +74,7 @@ def test_a_file_says_that_its_hardware_is_not_there(tmp_path):
         ("t: f32[n] grad", "t[q - k]", "table"),
         ("t: f32[n, b] grad", "t[k % 3, b]", "table"),
         ("t: f32[row, n] grad", "t[row, k % 3]", "row_table"),
-        ("t: f32[k, n] grad", "t[k, q % 3]", "unbuilt"),
+        ("t: f32[k, n] grad", "t[k, q % 3]", "key_table"),
     ],
 )
 def test_what_is_summed_where(params, read, kind):
@@ -85,3 +85,9 @@ def test_what_is_summed_where(params, read, kind):
 
 def test_what_has_no_gradient_is_not_summed():
     assert sites(parse("attention x(t: f32[h], u: f32[k] grad) { score s + t[h] mask u[k] > 0 }").spec) == ()
+
+
+@pytest.mark.parametrize("mask", ["abs(d[b, k]) == abs(d[b, q])", "max(d[b, k], 0) <= max(d[b, q], 0)"])
+def test_a_file_whose_keys_need_nothing_before_the_loop_is_python(mask):
+    spec = parse(f"attention x(d: i32[b, k]) {{ mask {mask} }}").spec.bind({})
+    compile(text_of(spec, head_dim=64, head_dim_v=64)[1], "x", "exec")

@@ -168,19 +168,10 @@ def test_in_a_graph_with_gradients(seed):
         assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
 
 
-def test_a_let_may_give_the_probability():
-    attn = attncc.compile("attention a(p: float) { let rate = p * 0.5 + 0.01 * p dropout rate }")
+@pytest.mark.parametrize(
+    ("schedule", "spelled"), [("", "tl.full([], rate"), ("schedule { algorithm fa3 }", "gl.to_tensor(rate)")]
+)
+def test_a_let_may_give_the_probability(schedule, spelled):
+    attn = attncc.compile(f"attention a(p: float) {{ let rate = p * 0.5 + 0.01 * p dropout rate }} {schedule}")
     text = pipeline.render(pipeline.plan(pipeline.Request(text=attn.parsed.text, target="sm_90")))
-    assert "rate = " in text and "gl.to_tensor(rate)" in text
-
-
-def test_bad_input_is_named():
-    q, k, v = tensors()
-    for p in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match="the probability of dropout must lie in"):
-            DROPPED(q, k, v, p=p)
-    with pytest.raises(TypeError, match="plain drops nothing, and takes no seed"):
-        PLAIN(q, k, v, seed=1)
-    for seed, kind in ((1.5, TypeError), (True, TypeError), (torch.zeros(2), TypeError), (2**63, ValueError)):
-        with pytest.raises(kind, match="seed must be"):
-            DROPPED(q, k, v, p=0.1, seed=seed)
+    assert "rate = " in text and spelled in text
