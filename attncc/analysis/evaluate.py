@@ -36,7 +36,7 @@ def evaluate(e: Expr, env: Env) -> Value:
 
     def value(x: Expr) -> Value:
         if isinstance(x, Const):
-            return x.value
+            return _held(x.value)
         if isinstance(x, Var):
             return env.names[x.name]
         known = memo.get(id(x))
@@ -46,12 +46,17 @@ def evaluate(e: Expr, env: Env) -> Value:
             elif x.op == "search":
                 known = _search(x, env, value)
             else:
-                known = OPERATIONS[x.op](*(value(a) for a in x.args))
+                known = _held(OPERATIONS[x.op](*(value(a) for a in x.args)))
             memo[id(x)] = known
         return known
 
     with np.errstate(all="ignore"):
         return value(e)
+
+
+def _held(found: Value) -> Value:
+    """A Python int as the nearest of 64 bits: no position, length or bound of them is beyond."""
+    return min(max(found, -(2**63)), 2**63 - 1) if type(found) is int else found
 
 
 def _read(x: Read, env: Env, indices: list[Value]) -> Value:

@@ -153,3 +153,10 @@ def test_faults_of_a_spec_are_an_error_of_the_package(tmp_path):
     path.write_bytes("attention x {} # \xe9".encode("latin-1"))
     with pytest.raises(attncc.SpecError, match=r"latin.attn:1:18: error E101: byte 0xe9 is no UTF-8 text"):
         attncc.load(path)
+
+
+def test_the_largest_integer_is_a_number_like_others():
+    q = torch.zeros(1, 1, 3, 8)
+    for mask in ("k <= 9223372036854775807", "k < 9223372036854775807"):
+        _, lse = attncc.compile(f"attention x {{ mask {mask} }}")(q, q, q, return_lse=True)
+        assert torch.allclose(lse, torch.tensor(3.0).log())
