@@ -48,6 +48,8 @@ def main(rank: int, file: str) -> None:
         for (name, p), want in zip(model.named_parameters(), plain.parameters(), strict=True):
             error = (whole(p.grad) - want.grad).abs().max()
             assert error < 1e-6, f"{kind}: the gradient of {name} is off by {error}"
+    dist.barrier()  # who is done first takes its end of the connections with it
+    del model
     dist.destroy_process_group()
 
 
