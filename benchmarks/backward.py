@@ -173,13 +173,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
     options = parser.parse_args()
     torch.manual_seed(0)
-    wanted, texts = options.rows.split(","), options.only.split(",")
-    rows = [
-        (part, i, row)
-        for part in wanted
-        for i, row in enumerate(MADE[part]())
-        if any(text in row.name for text in texts)
-    ]
+    rows = forward.wanted(MADE, options.rows, options.only)
     if options.warm and options.flex == "tuned":
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
     told = {"rounds": forward.ROUNDS, "bytes_beyond": round(memory(), 2), "flex": options.flex}

@@ -179,6 +179,12 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     }  # fmt: skip
 
 
+def wanted(made: dict[str, Callable[[], list[Row]]], parts: str, only: str) -> list[tuple[str, int, Row]]:
+    """Part, place in it and row, of the rows in these parts whose name holds one of these texts."""
+    rows = ((part, i, row) for part in parts.split(",") for i, row in enumerate(made[part]()))
+    return [(part, i, row) for part, i, row in rows if any(text in row.name for text in only.split(","))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
@@ -192,13 +198,7 @@ def main() -> None:
     parser.add_argument("--algorithm", help="pinned in every spec; the planner's choice where it is left out")
     options = parser.parse_args()
     torch.manual_seed(0)
-    wanted, texts = options.rows.split(","), options.only.split(",")
-    rows = [
-        (part, i, row)
-        for part in wanted
-        for i, row in enumerate(MADE[part]())
-        if any(text in row.name for text in texts)
-    ]
+    rows = wanted(MADE, options.rows, options.only)
     if options.warm and options.flex == "tuned":
         peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []

@@ -421,19 +421,19 @@ def softcap_forward(
 
 
 @functools.cache
-def shared_layout(columns):
-    """How shared memory holds rows of so many columns. To make one takes the host longer than a launch."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=4)
+def shared_layout(swizzle, bits, rank):
+    """How shared memory holds a tile. To make one takes the host longer than a launch."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
+
+
+def described(x, rows, columns):
+    """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
+    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(min(128, 2 * columns), 16, 4))
 
 
 @functools.cache
 def processors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def described(x, rows, columns):
-    """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
-    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(columns))
 
 
 def forward(q, k, v, *, cap=50.0):

@@ -101,8 +101,7 @@ def _device(spec: AttentionSpec, device: str | None, algorithm: str | None) -> s
     from attncc.runtime.device import INTERPRETED_AS
     from attncc.runtime.machine import local_target
 
-    pinned = spec.schedule(INTERPRETED_AS)
-    older = pinned.algorithm in ("standard", "fa1") or pinned.loop == "kv_outer"
+    older = spec.schedule(INTERPRETED_AS).asked in ("standard", "fa1")
     chosen = device or ("interpreter" if older or algorithm == "fa2" else "cuda" if algorithm == "fa3" else "cpu")
     if chosen == "cpu" and algorithm is not None:
         raise RequestError(f"--algorithm {algorithm} is of the Triton kernels: a CPU has one program")

@@ -40,13 +40,8 @@ def pinned(parsed: Parsed, algorithm: str) -> Parsed:
     return replace(parsed, spec=replace(spec, schedules=(replace(general, algorithm=algorithm), *others)))
 
 
-def algorithm_of(pinned: Schedule) -> str | None:
-    """The algorithm that a schedule asks for: K and V outside is fa1."""
-    return "fa1" if pinned.algorithm is None and pinned.loop == "kv_outer" else pinned.algorithm
-
-
 def _obstacle(spec: AttentionSpec, pinned: Schedule) -> tuple[str, str] | None:
-    algorithm = algorithm_of(pinned)
+    algorithm = pinned.asked
     if algorithm not in LOOP_OF:
         return None
     if pinned.loop not in (None, LOOP_OF[algorithm]):

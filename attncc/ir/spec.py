@@ -107,6 +107,11 @@ class Schedule:
     stages: int | None = None
     warps: int | None = None
 
+    @property
+    def asked(self) -> str | None:
+        """The algorithm that it asks for: K and V outside is fa1."""
+        return "fa1" if self.algorithm is None and self.loop == "kv_outer" else self.algorithm
+
 
 @dataclass(frozen=True)
 class Layout:

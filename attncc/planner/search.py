@@ -198,8 +198,7 @@ def _pinned(pin: T | None, choices: Sequence[T]) -> Sequence[T]:
 
 def _algorithm(schedule: Schedule, target: Target) -> str:
     """What is pinned, else fa2: fa3 has plans of its own. A CPU's program is tiled as fa2 is, whatever is pinned."""
-    pinned = "fa1" if schedule.algorithm is None and schedule.loop == "kv_outer" else schedule.algorithm
-    return pinned if pinned is not None and target.is_gpu else "fa2"
+    return schedule.asked if schedule.asked is not None and target.is_gpu else "fa2"
 
 
 def references(

@@ -89,8 +89,7 @@ class Kernels:
     def _triton(self) -> Parsed:
         """The spec for Triton's interpreter, which knows no Gluon: fa2 there in place of fa3."""
         spec = self.parsed.spec
-        asked = spec.schedule(INTERPRETED_AS)
-        if asked.algorithm not in (None, "fa3") or asked.loop == "kv_outer":
+        if spec.schedule(INTERPRETED_AS).asked not in (None, "fa3"):
             return self.parsed
         pinned = (*spec.schedules, Schedule(INTERPRETED_AS, algorithm="fa2"))
         return replace(self.parsed, spec=replace(spec, schedules=pinned))

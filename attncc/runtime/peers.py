@@ -183,8 +183,7 @@ def _pinned(algorithm: str, call: Call) -> Run:
     own = call.attention
     if not call.q.is_cuda:
         raise Refused("the CPU program has one algorithm")
-    schedules = (*(replace(s, algorithm=None) for s in own.parsed.spec.schedules), Schedule(algorithm=algorithm))
-    parsed = replace(own.parsed, spec=replace(own.parsed.spec, schedules=schedules[-1:]))
+    parsed = replace(own.parsed, spec=replace(own.parsed.spec, schedules=(Schedule(algorithm=algorithm),)))
     try:
         pipeline.refuse(parsed)
         other = Attention(parsed, own.consts, own.target)
