@@ -1,7 +1,7 @@
 """The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
 
     python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT,...]
-        [--flex tuned|default|none] [--warm SECONDS] [--json NAME]
+        [--flex tuned|default|none] [--warm SECONDS] [--json NAME] [--algorithm NAME]
 
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
 autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
@@ -23,6 +23,7 @@ import forward
 import peers
 import records
 import torch
+import turns
 from forward import SPECS, Row
 
 import attncc
@@ -125,21 +126,24 @@ def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [x.requires_grad_() for x in inputs], d_out
 
 
-def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor) -> Callable[[], Any]:
-    attn = attncc.load(SPECS / f"{row.spec}.attn")
+def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, algorithm: str | None = None) -> Callable[[], Any]:
+    attn = forward.compiled(row, algorithm)
     learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
     return pass_of(lambda: attn(*inputs, **row.params), [*inputs, *learned], d_out)
 
 
-def measure(row: Row, flex: str) -> dict[str, Any]:
+def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]:
     inputs, d_out = tensors(row)
     q, k, v = inputs
-    mine = ours(row, inputs, d_out)
+    mine = ours(row, inputs, d_out, algorithm)
     found = mine()
-    off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
-    same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
-    flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
-    ms = forward.timed({"attncc": mine, **rivals(row, inputs, d_out, flex)})
+    with turns.GPU:
+        off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
+        same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
+        flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
+    calls = {"attncc": mine, **rivals(row, inputs, d_out, flex)}
+    with turns.GPU:
+        ms = forward.timed(calls)
     return {
         "row": row.name, "part": row.part, "error": off, "same": f"{same} of {RUNS}", "tflop": flops / 1e12,
         "ms": {n: round(t, 4) for n, t in ms.items()},
@@ -171,16 +175,22 @@ def main() -> None:
     parser.add_argument("--json", default="backward.json")
     parser.add_argument("--flex", default="tuned", choices=("tuned", "default", "none"), help="by max-autotune or not")
     parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
+    parser.add_argument("--algorithm", help="pinned in every spec; the planner's choice where it is left out")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = forward.wanted(MADE, options.rows, options.only)
     if options.warm and options.flex == "tuned":
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
-    told = {"rounds": forward.ROUNDS, "bytes_beyond": round(memory(), 2), "flex": options.flex}
+    told = {
+        "rounds": forward.ROUNDS,
+        "bytes_beyond": round(memory(), 2),
+        "flex": options.flex,
+        "algorithm": options.algorithm,
+    }
     print(f"beyond inputs, output and gradients at {LONG} rows: {told['bytes_beyond']} bytes a row", flush=True)
     results = []
     for _, _, row in rows:
-        result = measure(row, options.flex)
+        result = measure(row, options.flex, options.algorithm)
         results.append(result)
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(f"{result['row']:40s} {shown}   error {result['error']:.1e}  same {result['same']}", flush=True)

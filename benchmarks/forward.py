@@ -6,7 +6,7 @@
 For each row numbers are checked against float64 on two heads, then all are timed in turns with CUDA events;
 the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps: 4 * pairs * heads * head size / time.
 FlexAttention is tuned by max-autotune in the run, or takes what that chose on an H200 before, or is left out.
-Rows that are not run stay in the record as they were.
+Rows that are not run stay in the record as they were. Several such scripts may run side by side: they time in turns.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import peers
 import records
 import torch
 import triton
+import turns
 
 import attncc
 
@@ -167,9 +168,11 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
         if row.mask is not None:
             blocks()
             making["flex_mask_ms"] = triton.testing.do_bench(blocks, warmup=5, rep=30, return_mode="median")
-    off = error(row, q, k, v, out)
-    flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
-    ms = timed(calls)
+    with turns.GPU:
+        off = error(row, q, k, v, out)
+        flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
+    with turns.GPU:
+        ms = timed(calls)
     return {
         "row": row.name, "part": row.part, "error": off, "flex": flex,
         "first_call_s": round(first, 2), "tflop": flops / 1e12,

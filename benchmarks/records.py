@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+import turns
 
 import attncc
 
@@ -25,6 +26,11 @@ def write(path: Path, rows: Sequence[dict[str, Any]], **told: Any) -> None:
     }  # fmt: skip
     day = datetime.date.today().isoformat()
     found = {(row["part"], row["row"]): {**row, "date": day} for row in rows}
+    with turns.RECORDS:
+        _merge(path, head, day, found)
+
+
+def _merge(path: Path, head: dict[str, Any], day: str, found: dict[tuple[str, str], dict[str, Any]]) -> None:
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
     if all(earlier.get(name) == value for name, value in head.items()):
         found = {(row["part"], row["row"]): row for row in earlier["rows"]} | found
