@@ -104,7 +104,7 @@ def rivals(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, flex: str)
             made[name] = pass_of(peer(q, k, v, row.causal), inputs, d_out)
     if flex != "none" and row.part != "learned":
         try:
-            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, flex == "tuned")[0], inputs, d_out)
+            made["flex"] = pass_of(peers.flex(q, k, v, row.mask, row.score, flex == "tuned"), inputs, d_out)
             made["flex"]()
         except Exception as fault:  # a fault of theirs is a gap in the table, and is told
             made.pop("flex", None)

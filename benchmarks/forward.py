@@ -141,7 +141,7 @@ def tensors(row: Row) -> list[torch.Tensor]:
 def compile_flex(part: str, index: int) -> None:
     """FlexAttention for one row, tuned; what it compiles stays in Triton's cache."""
     row = MADE[part]()[index]
-    peers.flex(*tensors(row), row.mask, row.score)[0]()
+    peers.flex(*tensors(row), row.mask, row.score)()
 
 
 def compiled(row: Row, algorithm: str | None) -> attncc.Attention:
@@ -161,13 +161,9 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     calls: dict[str, Callable[[], Any]] = {"attncc": lambda: attn(q, k, v, **row.params)}
     if row.causal is not None:
         calls |= {"cudnn": peers.cudnn(q, k, v, row.causal), "flash": peers.flash(q, k, v, row.causal)}
-    making: dict[str, float] = {}
     if flex != "none":
         chosen = peers.CHOSEN if flex == "chosen" else None
-        calls["flex"], blocks = peers.flex(q, k, v, row.mask, row.score, chosen=chosen)
-        if row.mask is not None:
-            blocks()
-            making["flex_mask_ms"] = triton.testing.do_bench(blocks, warmup=5, rep=30, return_mode="median")
+        calls["flex"] = peers.flex(q, k, v, row.mask, row.score, chosen=chosen)
     with turns.GPU:
         off = error(row, q, k, v, out)
         flops = 4 * kept_pairs(row) * row.batch * row.heads * row.head_dim
@@ -176,7 +172,6 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     return {
         "row": row.name, "part": row.part, "error": off, "flex": flex,
         "first_call_s": round(first, 2), "tflop": flops / 1e12,
-        **making,
         "ms": {n: round(t, 4) for n, t in ms.items()},
         "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
     }  # fmt: skip
