@@ -179,6 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = forward.wanted(MADE, options.rows, options.only)
+    order = [row.name for _, _, row in forward.wanted(MADE, ",".join(MADE), "")]
     if options.warm and options.flex == "tuned":
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
     told = {
@@ -195,7 +196,7 @@ def main() -> None:
         shown = "  ".join(f"{n} {t:6.1f}" for n, t in result["tflops"].items())
         print(f"{result['row']:40s} {shown}   error {result['error']:.1e}  same {result['same']}", flush=True)
         torch.cuda.empty_cache()
-        records.write(Path(options.out) / options.json, results, **told)
+        records.write(Path(options.out) / options.json, results, order, **told)
 
 
 if __name__ == "__main__":

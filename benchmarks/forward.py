@@ -197,6 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = wanted(MADE, options.rows, options.only)
+    order = [row.name for _, _, row in wanted(MADE, ",".join(MADE), "")]
     if options.warm and options.flex == "tuned":
         peers.warm("forward", [(part, i) for part, i, _ in rows], options.warm)
     results = []
@@ -208,7 +209,7 @@ def main() -> None:
             f"{result['row']:44s} {shown}   error {result['error']:.1e}  first {result['first_call_s']} s", flush=True
         )
         torch.cuda.empty_cache()
-        records.write(Path(options.out) / options.json, results, rounds=ROUNDS, algorithm=options.algorithm)
+        records.write(Path(options.out) / options.json, results, order, rounds=ROUNDS, algorithm=options.algorithm)
 
 
 if __name__ == "__main__":
