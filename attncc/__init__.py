@@ -17,12 +17,22 @@ from typing import Any
 from attncc.errors import AttnError, EnvironmentFault, PlanError, SpecError
 
 __version__ = "0.1.0"
-__all__ = ["AttnError", "EnvironmentFault", "PlanError", "SpecError", "__version__", "compile", "load", "merge"]
+__all__ = [
+    "AttnError",
+    "EnvironmentFault",
+    "PlanError",
+    "SpecError",
+    "__version__",
+    "compile",
+    "load",
+    "merge",
+    "quantize",
+]
 
 
 def __getattr__(name: str) -> Any:
     """What imports torch, which a warm build on the command line does without, is imported when it is asked for."""
-    if name in ("compile", "load", "merge"):
+    if name in ("compile", "load", "merge", "quantize"):
         from attncc.runtime.loader import lasting
 
         with lasting():

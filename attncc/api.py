@@ -10,10 +10,11 @@ from typing import Any
 
 from attncc import frontend, pipeline
 from attncc.errors import SpecError
-from attncc.runtime import specs
+from attncc.runtime import eight, specs
 from attncc.runtime.attention import Attention
 from attncc.runtime.device import INTERPRETER
 from attncc.runtime.merge import merge
+from attncc.runtime.quantise import Quantised, quantize
 from attncc.source import decode
 
 
@@ -32,7 +33,7 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
         raise ValueError(f"target is left out or {INTERPRETER!r}, and is {target!r}: the tensors' device decides")
     reading = specs.read(text, filename)
     pipeline.refuse(reading.parsed)
-    attention = Attention(reading.parsed, _consts(reading.parsed, consts), target)
+    attention = eight.attention(reading.parsed, _consts(reading.parsed, consts), target)
     attention.kernels.begin(reading)
     return attention
 
@@ -57,4 +58,4 @@ def _consts(parsed: frontend.Parsed, consts: Mapping[str, Any]) -> dict[str, int
     return {name: int(value) for name, value in consts.items()}
 
 
-__all__ = ["Attention", "SpecError", "compile", "load", "merge"]
+__all__ = ["Attention", "Quantised", "SpecError", "compile", "load", "merge", "quantize"]

@@ -51,6 +51,9 @@ def command(
     Output, lse, every gradient and tangent; exit 4 where a call is off by more than its bound. With --layout ragged
     the calls are of packed sequences, which lie between others of other lengths.
 
+    Of 8-bit inputs, errors of out on kinds of inputs that are hard for them: from the answer for the inputs and from
+    that for the dequantised ones, which has a bound, beside bfloat16's.
+
     \b
         attncc check causal.attn
         attncc check window.attn --set window=5 --device interpreter
@@ -70,6 +73,9 @@ def command(
     _check_values(parsed, values.scalars)
     with progress() as line:
         line.stage(f"checking {parsed.spec.name} on {device}")
+        if parsed.spec.precision.is_eight_bit:
+            _eight_bit(parsed.spec, device, seeds, values.scalars, as_json)
+            return
         from attncc.runtime.check import SEEDS, check
 
         streams = SEEDS if seeds is None else tuple(range(seeds))
@@ -81,6 +87,40 @@ def command(
     if not report.passed:
         failed = sum(not row.passed for row in report.rows)
         raise CheckError(f"{failed} of {len(report.rows)} calls of {report.name} on {device} are wrong")
+
+
+def _eight_bit(spec: AttentionSpec, device: str, seeds: int | None, values: dict[str, Any], as_json: bool) -> None:
+    """The check of 8-bit inputs."""
+    from attncc.runtime.check_eight import SEEDS, check
+
+    if device == "interpreter":
+        raise RequestError("Triton's interpreter knows no Gluon, in which kernels of 8-bit inputs are: --device cuda")
+    report = check(spec, device, seeds=SEEDS if seeds is None else tuple(range(seeds)), values=values)
+    if as_json:
+        say_json(report.to_json())
+    else:
+        head = (
+            "inputs",
+            "call",
+            "RMSE",
+            "largest",
+            "of dequantised",
+            "largest",
+            "of its bound",
+            "bf16's RMSE",
+            "lse",
+            "",
+        )
+        lines = [
+            [r.inputs, r.shape, *(f"{x:.1e}" for x in (r.rmse, r.largest, r.rmse_dequantised, r.largest_dequantised)),
+             f"{r.of_bound:.2f}", f"{r.rmse_bf16:.1e}", f"{r.lse:.1e}",
+             click.style("ok", fg="green") if r.passed else click.style("out is beyond its bound", fg="red")]
+            for r in report.rows
+        ]  # fmt: skip
+        say(table(head, lines, numbers=tuple(range(2, 9))))
+        say("errors of out from float64: for the inputs, then for the dequantised inputs, with its share of the bound")
+    if not report.passed:
+        raise CheckError(f"{sum(not r.passed for r in report.rows)} of {len(report.rows)} calls are wrong")
 
 
 def _spec(parsed: Any, layout: str | None) -> Any:

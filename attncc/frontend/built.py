@@ -7,8 +7,7 @@ SOFTMAX = frozenset(
 )
 LAYOUT = {"q": frozenset(("dense", "ragged")), "kv": frozenset(("dense", "ragged")), "v": frozenset(("",))}
 QUANTISED: frozenset[str] = frozenset()  # elements of k and v in memory
-INPUTS = frozenset(("bf16", "f16", "f32"))
-SCALES: frozenset[str] = frozenset()
-ROTATE = frozenset(("none",))
+INPUTS = frozenset(("bf16", "f16", "f32", "f8e4m3", "f8e5m2"))
+BLOCK = 128  # rows or keys of a scale per block
 ALGORITHMS = frozenset(("standard", "fa1", "fa2", "fa3"))
 PASSES = frozenset(("forward", "backward"))

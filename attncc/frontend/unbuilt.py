@@ -36,13 +36,7 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
     """Code, key of the place, and what it is."""
     spec = parsed.spec
     yield from _memory(parsed)
-    precision = spec.precision
-    if precision.inputs is not None and precision.inputs not in built.INPUTS:
-        yield "N105", "precision.inputs", f"inputs {precision.inputs}"
-    if precision.scales is not None and precision.scales.partition("(")[0] not in built.SCALES:
-        yield "N108", "precision.scales", f"scales {precision.scales}"
-    if precision.rotate is not None and precision.rotate not in built.ROTATE:
-        yield "N108", "precision.rotate", f"rotate {precision.rotate}"
+    yield from _precision(parsed)
     for schedule in spec.schedules:
         prefix = "schedule" if schedule.target is None else f"schedule.{schedule.target}"
         if schedule.algorithm is not None and schedule.algorithm not in built.ALGORITHMS:
@@ -52,6 +46,21 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
     for name in passes:
         if name not in built.PASSES:
             yield "N109", "attention", f"the {name} pass"
+
+
+def _precision(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
+    precision = parsed.spec.precision
+    if precision.inputs is not None and precision.inputs not in built.INPUTS:
+        yield "N105", "precision.inputs", f"inputs {precision.inputs}"
+    if precision.is_eight_bit and parsed.spec.ragged:
+        yield "N105", "precision.inputs", f"inputs {precision.inputs} of packed sequences"
+    if precision.is_eight_bit and precision.block not in (None, built.BLOCK):
+        yield "N108", "precision.scales", f"scales {precision.scales}, of another number than {built.BLOCK}"
+    if not precision.is_eight_bit:
+        for name in ("scales", "rotate"):
+            value = getattr(precision, name)
+            if value not in (None, "none"):
+                yield "N108", f"precision.{name}", f"{name} {value} of inputs that are not of 8 bits"
 
 
 def _memory(parsed: Parsed) -> Iterator[tuple[str, str, str]]:

@@ -23,6 +23,7 @@ from attncc.ir.plan import LOOP_OF, KernelPlan, PassPlan, Shape, pieces
 from attncc.ir.spec import (
     BUILTINS,
     CALL_AXES,
+    EIGHT_BIT,
     ELEMENTS,
     MAXIMUM,
     NONE,
@@ -41,6 +42,7 @@ __all__ = [
     "BUILTINS",
     "CALL_AXES",
     "COMPARISON",
+    "EIGHT_BIT",
     "ELEMENTS",
     "FUNCTIONS",
     "LOOP_OF",

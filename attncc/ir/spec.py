@@ -23,6 +23,7 @@ ELEMENTS: dict[str, Type] = {
 }  # fmt: skip
 SUM, NONE = Var("sum", "float"), Var("none", "float")  # what a custom weight may be divided by, beside expressions
 MAXIMUM = Var("m", "float")  # of the row's scores, in a custom weight
+EIGHT_BIT = ("f8e4m3", "f8e5m2")  # inputs that come with scales
 POLICIES = (
     "online",
     "two_pass",
@@ -91,8 +92,25 @@ class Precision:
     inputs: str | None = None  # bf16 f16 f32 f8e4m3 f8e5m2
     products: str = "ieee"  # ieee | tf32, of f32 inputs
     accumulate: str = "f32"
-    scales: str | None = None  # of 8-bit inputs: per_tensor | per_head | per_block(N)
-    rotate: str | None = None  # of 8-bit inputs: hadamard | none
+    scales: str | None = None  # of 8-bit inputs: per_tensor | per_head | per_block(N); left out, per_block(128)
+    rotate: str | None = None  # of 8-bit inputs: hadamard (left out, too) | none
+
+    @property
+    def is_eight_bit(self) -> bool:
+        return self.inputs in EIGHT_BIT
+
+    @property
+    def block(self) -> int | None:
+        """How many rows or keys share a scale; None where all of a head, or of a tensor, do."""
+        if self.scales is None:
+            return 128
+        word, _, size = self.scales.partition("(")
+        return int(size.rstrip(")")) if word == "per_block" else None
+
+    @property
+    def rotates(self) -> bool:
+        """Whether q and k are multiplied by one orthogonal matrix, which leaves q·k alone and spreads outliers."""
+        return self.is_eight_bit and self.rotate != "none"
 
 
 @dataclass(frozen=True)

@@ -277,12 +277,7 @@ class Attention:
         ))  # fmt: skip
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
         whole = target != INTERPRETER and self.kernels.route(place, shape, 32).algorithm == "fa3"
-        loaded = (q, k, v) if whole else (k, v)
-        strides = [s * q.element_size() for x in loaded for s in x.stride()[:-1]]
-        aligned = (
-            target != INTERPRETER and k.numel() > 0 and all(x.stride(-1) == 1 for x in loaded)
-            and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
-        )  # fmt: skip
+        aligned = target != INTERPRETER and self._addressable((q, k, v) if whole else (k, v))
         launches: dict[tuple[bool, bool], Launch] = {}
         build = partial(self._launcher, place, shape, launches)
         build(True, aligned)
@@ -306,6 +301,12 @@ class Attention:
         if signature:
             self._ready[signature] = ready
         return ready
+
+    def _addressable(self, loaded: Sequence[torch.Tensor]) -> bool:
+        """Whether TMA takes the strides of these, and there are any keys."""
+        strides = [s * x.element_size() for x in loaded for s in x.stride()[:-1]]
+        rows = loaded[-1].numel() > 0 and all(x.stride(-1) == 1 for x in loaded)
+        return rows and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
 
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         """The sizes of a call whose arguments are right. TypeError or ValueError."""

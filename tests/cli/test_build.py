@@ -108,10 +108,10 @@ def test_without_a_target_it_says_which(program, monkeypatch):
 
 def test_a_wrong_spec_among_right_ones_writes_nothing(program):
     Path("a.attn").write_text("attention a { mask kk }")
-    Path("b.attn").write_text("attention b { } precision { inputs f8e4m3 }")
+    Path("b.attn").write_text("attention b { } precision { inputs f8e4m3 scales per_block(64) }")
     found = program("build", "causal.attn", "a.attn", "b.attn", "--target", "cpu")
     assert found.status == 1 and not found.out
-    assert "a.attn:1:20: error E301" in found.err and "b.attn:1:29: error N105" in found.err
+    assert "a.attn:1:20: error E301" in found.err and "b.attn:1:43: error N108" in found.err
     assert sorted(os.listdir()) == ["a.attn", "b.attn", "causal.attn"]
 
 

@@ -191,17 +191,17 @@ def test_negative_query_positions(mask: str, warned: bool) -> None:
 def test_not_yet_is_told_all_at_once() -> None:
     text = (
         "attention x { dropout 0.1 }\n"
-        "precision { inputs f8e4m3 rotate hadamard scales per_head }\n"
+        "precision { inputs f8e4m3 rotate hadamard scales per_block(64) }\n"
         "schedule { loop kv_outer }\nschedule gfx942 { algorithm split_kv }\nlayout { q ragged "
         "kv dense, int8(scales = token) }"
     )
     with pytest.raises(SpecError) as caught:
         refuse_unbuilt(parse(text, "n.attn"))
     found = [d.code for d in caught.value.diagnostics]
-    assert found == ["N105", "N108", "N108", "E708", "N106", "E708", "N103", "N104"]
+    assert found == ["N105", "N108", "E708", "N106", "E708", "N103", "N104"]
     every = [d for d in caught.value.diagnostics if d.code != "E708"]  # that of fa1 is for ever
     assert all(d.span is not None and d.message.startswith("not yet: ") for d in every)
-    assert "n.attn:2:13: error N105: not yet: inputs f8e4m3" in str(caught.value)
+    assert "n.attn:2:13: error N105: not yet: inputs f8e4m3 of packed sequences" in str(caught.value)
 
 
 def test_passes() -> None:

@@ -13,7 +13,6 @@ FOLDER = Path(__file__).parent.parent / "data" / "variants"
 FILES = sorted(FOLDER.glob("*.attn"))
 NOT_YET = {
     "20_mla": "N103 N103",
-    "36_fp8": "N105",
     "37_paged_int8": "N103 N104",
 }
 WARNED = {"04_gemma3": "W103", "08_longformer": "W103", "09_bigbird": "W103", "10_swin": "W103", "27_graph": "W105"}
