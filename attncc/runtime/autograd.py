@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +21,26 @@ transforms_are_active = torch._C._are_functorch_transforms_active
 ONCE = "attention is differentiable once: the derivative of its {} is not built yet"
 
 
+def _computed(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """What a generated program gives. Where torch.compile has left a graph, it would trace the program in pieces."""
+    with torch.no_grad():
+        if "torch._dynamo" not in sys.modules:
+            return call(*tensors)
+        if not _untraced:
+            _untraced.append(torch._dynamo.disable(lambda call, *tensors: call(*tensors)))
+        found: tuple[Tensor, ...] = _untraced[0](call, *tensors)
+    return found
+
+
+_untraced: list[Callable[..., tuple[Tensor, ...]]] = []  # one, made when it is first wanted
+
+
 class Once(torch.autograd.Function):
     """A derivative as a call of its own, whose own derivatives say that there are none."""
 
     @staticmethod
     def forward(call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return call(*tensors)
+        return _computed(call, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -51,8 +65,7 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return call(*tensors)
+        return _computed(call, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -102,10 +115,9 @@ def refuse_ungiven(spec: AttentionSpec, learned: Sequence[str], what: str = "gra
         p = spec.param(name)
         if not p.grad:
             kind = f"{p.element}[{', '.join(map(str, p.axes))}]" if p.is_tensor else p.type
+            declare = f"declare `{name}: {kind} grad`, or " if p.type == "float" else ""  # no other has one
             verb = "requires a gradient" if what == "gradient" else f"has a {what}"
-            raise ValueError(
-                f"{name} {verb}, and {spec.name} gives it none: declare `{name}: {kind} grad`, or pass {name}.detach()"
-            )
+            raise ValueError(f"{name} {verb}, and {spec.name} gives it none: {declare}pass {name}.detach()")
 
 
 def requiring(given: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,9 @@ from torch import Tensor
 from attncc.analysis.tangent import unbuilt
 from attncc.errors import CheckError
 from attncc.ir import AttentionSpec, Layout, Shape
+from attncc.runtime.attention import Attention
 from attncc.runtime.check_gradients import Errors, Once, gradient_errors
+from attncc.runtime.check_packed import packed
 from attncc.runtime.check_tangents import tangent_errors
 from attncc.runtime.draw import DTYPES, Draw
 from attncc.runtime.reference import (
@@ -175,18 +177,35 @@ def trials(
         yield shapes[0], types[-1 if layout == "sliced" else 0], layout, seeds[-1]
 
 
-def compiled(spec: AttentionSpec, device: str) -> Run:
-    """What a user would call: what attncc.compile makes of the spec's text."""
+@dataclass(frozen=True)
+class Compiled:
+    """A call as users make it. Its gradients are a plain call's, though `poisoned` sets torch's switch for equal bits,
+    or with `deterministic` those of equal bits."""
+
+    attention: Attention
+    deterministic: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+        if self.attention.spec.ragged:
+            return packed(self.attention, self.deterministic)(q, k, v, **params)
+        return self.attention.both(q, k, v, params, deterministic=self.deterministic)
+
+    def apart(self, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> Compiled | None:
+        """The call with equal bits, where another kernel makes its gradients."""
+        if self.attention.spec.ragged:  # for which there is one
+            return None
+        ready = self.attention.ready(q, k, v, params)
+        launches = {ready.backward(ready.narrow, asked) for asked in (False, True)}
+        return replace(self, deterministic=True) if len(launches) > 1 else None
+
+
+def compiled(spec: AttentionSpec, device: str) -> Compiled:
+    """What attncc.compile makes of the spec's text."""
     from attncc import frontend
-    from attncc.runtime.attention import Attention
-    from attncc.runtime.check_packed import packed
 
     parsed = frontend.parse(frontend.canonical(spec))
     frontend.refuse_unbuilt(parsed)
-    attention = Attention(parsed, {}, device if device == "interpreter" else None)
-    if spec.ragged:
-        return packed(attention)
-    return lambda q, k, v, **params: attention.both(q, k, v, params)
+    return Compiled(Attention(parsed, {}, device if device == "interpreter" else None))
 
 
 def call(
@@ -228,7 +247,12 @@ def call(
         with poisoned():
             by_differences = differences and dtype in RELATIVE
             found, more = gradient_errors(spec, run, (q, k, v), params, seed, by_differences, once)
-        faults += more
+            faults += more
+            again = run.apart(q, k, v, params) if isinstance(run, Compiled) else None
+            if again is not None:
+                others, more = gradient_errors(spec, again, (q, k, v), params, seed, once=once)
+                found |= {f"{n}, deterministic": error for n, error in others.items()}
+                faults += [f"{fault}, deterministic" for fault in more]
     if tangents:
         with poisoned():
             along, more = tangent_errors(spec, run, (q, k, v), params, seed)

@@ -29,8 +29,9 @@ class _Sequence:
     wanted: bool
 
 
-def packed(attention: Attention) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`run(q, k, v, **params)` of dense tensors by a packed call: out [B, H, Q, D_v] and lse [B, H, Q], if any."""
+def packed(attention: Attention, deterministic: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`run(q, k, v, **params)` of dense tensors by a packed call: out [B, H, Q, D_v] and lse [B, H, Q], if any.
+    `deterministic` is as for a call."""
     alone = attention.spec.dropout is not None or reads_batch(attention.spec)  # which drops weights by b
 
     def run(q: Tensor, k: Tensor, v: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
@@ -40,7 +41,7 @@ def packed(attention: Attention) -> Callable[..., tuple[Tensor, Tensor]]:
         packed_q, packed_k, packed_v = (_lay_out(_pack(x, several, n), x) for x, n in ((q, rows), (k, keys), (v, keys)))
         mine = {p.name: _param(attention.packed.spec, p, params[p.name], several) for p in attention.spec.tensors}
         given = {**params, **mine, "cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
-        out, lse = attention.packed.both(packed_q, packed_k, packed_v, given)
+        out, lse = attention.packed.both(packed_q, packed_k, packed_v, given, deterministic=deterministic)
         at = [(int(starts[0][i]), s.rows) for i, s in enumerate(several) if s.wanted]
         outs = torch.stack([out.narrow(0, *span).transpose(0, 1) for span in at])
         return outs, torch.stack([lse.narrow(1, *span) for span in at]) if attention.statistic else lse

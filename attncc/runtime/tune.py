@@ -243,7 +243,7 @@ class OnDevice:
     def _small(self, tuned: Attention) -> Sequence[str]:
         s = self.call.shape
         shape = Shape(batch=1, **JUDGED, head_dim=s.head_dim, head_dim_v=s.head_dim_v, dtype=s.dtype)
-        run = lambda q, k, v, **params: tuned.both(q, k, v, params)
+        run = check.Compiled(tuned)
         backward = self.direction == pipeline.BACKWARD
         place = self.call.q.device.type
         row = check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward, once=self._once)

@@ -118,6 +118,9 @@ def test_a_gradient_that_the_spec_does_not_give_is_refused():
         attn(q, k, v, slopes=params["slopes"].detach(), a=params["cap"])
     with torch.no_grad():
         attn(q, k, v, slopes=params["slopes"], a=params["cap"])
+    window = attncc.compile("attention x(window: int) { mask q - k < window }")
+    with pytest.raises(ValueError, match=r"window requires a gradient, and x gives it none: pass window.detach\(\)$"):
+        window(q, k, v, window=torch.tensor(3.0, requires_grad=True))
 
 
 @pytest.mark.parametrize(

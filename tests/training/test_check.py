@@ -9,7 +9,8 @@ import torch
 
 from attncc import frontend
 from attncc.ir import Shape
-from attncc.runtime.check import Report, check, compiled
+from attncc.runtime.attention import Attention
+from attncc.runtime.check import Compiled, Report, check, compiled
 from attncc.runtime.gradients import differences, gradients
 
 SHAPES = (Shape(2, 4, 2, 9, 13, 8, 12), Shape(1, 2, 1, 7, 3, 8, 8))
@@ -62,6 +63,22 @@ def test_wrong_gradients_fail(name, change):
     rows = [r for r in report.rows if r.dtype == "f32"]
     assert not any(r.passed for r in rows)
     assert all(f"the gradient of {name} is beyond its bound" in r.faults for r in rows)
+
+
+def test_a_plain_calls_gradients_are_checked_and_those_of_equal_bits_where_they_are_apart(monkeypatch):
+    asked, plain = [], Attention.gradients
+
+    def gradients(self, ready, call, given, deterministic=None):
+        asked.append(deterministic)
+        d_q, *others = plain(self, ready, call, given, deterministic)
+        return (2 * d_q if deterministic else d_q, *others)
+
+    monkeypatch.setattr(Attention, "gradients", gradients)
+    assert check(SPEC, shapes=SHAPES, seeds=(0,)).passed and set(asked) == {False}
+    monkeypatch.setattr(Compiled, "apart", lambda run, *call: Compiled(run.attention, True))
+    report = check(SPEC, shapes=SHAPES, seeds=(0,))
+    assert {r.faults for r in report.rows} == {("the gradient of q is beyond its bound, deterministic",)}
+    assert {"q", "q, deterministic"} <= set(report.rows[0].gradients)
 
 
 def test_differences_see_what_is_wrong_by_themselves():

@@ -126,6 +126,17 @@ def test_in_a_graph_it_is_refused_and_never_zero():
         torch.compile(moved, backend="aot_eager", fullgraph=True)(q)
 
 
+def test_behind_a_break_of_a_graph_it_is_that_of_an_eager_call():
+    """torch.compile does not trace what is generated, of which it would make graphs again."""
+    attn = attncc.compile("attention x { mask k <= q }", target=TARGET)
+    q, k, v = (x[:1, :2, :9] for x in call(grad=False)[0])
+    moved = lambda x: torch.func.jvp(lambda y: attn(y, k, v), (x,), (x,))[1]
+    inside = torch.compile(lambda x: attn(2 * x, k, v), backend="aot_eager")
+    for have in (torch.compile(moved, backend="aot_eager")(2 * q), torch.func.jvp(inside, (q,), (q,))[1]):
+        assert torch.equal(have, moved(2 * q))
+    torch._dynamo.reset()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="once is enough")
 def test_sizes_of_nothing():
     attn = attncc.compile("attention x(e: f32[h] grad) { softmax sink(e[h]) }")
