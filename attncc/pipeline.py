@@ -206,18 +206,25 @@ def _with_tuned(planned: Planned, tuned: Tuned) -> Planned:
     model = planned.choice.plan
     plan = planner.with_choices(model, tuned[FORWARD], planned.target) if FORWARD in tuned else model
     made = replace(planned, choice=replace(planned.choice, plan=plan or model), tuned=tuned)
-    if plan is None or (plan.loads == "descriptor" and _any_stride(made) is None):
+    shares_bits = plan is not None and plan.loads == "descriptor" and plan.algorithm != "fa3"
+    if plan is None or (shares_bits and _any_stride(made) is None):
         return replace(planned, tuned={n: choices for n, choices in tuned.items() if n != FORWARD})
     return made
 
 
 def every_kernel(planned: Planned) -> tuple[Planned, ...]:
     """The plan, and where its kernel cannot take any strides, the plan of the file that can."""
+    other = general(planned)
+    return (planned,) if other is planned else (planned, other)
+
+
+def general(planned: Planned) -> Planned:
+    """The plan of the file that takes any strides, which may be the same."""
     if planned.choice.plan.loads != "descriptor":
-        return (planned,)
+        return planned
     other = _any_stride(planned)
     assert other is not None  # a tuned plan without one is not taken
-    return planned, replace(planned, choice=other)
+    return replace(planned, choice=other)
 
 
 def _any_stride(planned: Planned) -> Choice | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 from attncc.ir import KernelPlan, pieces
 from attncc.planner import registers
@@ -114,8 +115,10 @@ def measured(plan: KernelPlan, target: Target) -> Measured | None:
     return None
 
 
-def _records(algorithm: str, target: Target) -> tuple[Measured, ...]:
-    return tuple(r for r in MEASURED.get(target.name, ()) if r.algorithm == algorithm)
+@cache
+def _records(algorithm: str, target: str) -> tuple[Measured, ...]:
+    """Of a target by name."""
+    return tuple(r for r in MEASURED.get(target, ()) if r.algorithm == algorithm)
 
 
 def algorithms(target: Target) -> frozenset[str]:
@@ -125,7 +128,7 @@ def algorithms(target: Target) -> frozenset[str]:
 
 def register_caps(target: Target) -> tuple[int, ...]:
     """Caps on registers worth trying: none, and those that were measured on this target."""
-    return tuple(sorted({0, *(r.max_registers for r in _records("fa2", target))}))
+    return tuple(sorted({0, *(r.max_registers for r in _records("fa2", target.name))}))
 
 
 # Which measured one they resemble.
@@ -137,21 +140,26 @@ UNMEASURED_REFERENCES = {
 UNMEASURED_AT = 4096  # keys
 
 
+def _as_measured(plan: KernelPlan) -> KernelPlan:
+    """The plan as if it had the reference that was measured in place of its own."""
+    other = UNMEASURED_REFERENCES.get(plan.reference)
+    return plan if other is None else replace(plan, reference=other)
+
+
 def lengths(plan: KernelPlan, target: Target) -> tuple[int, ...]:
     """Keys of the calls whose mean rate was measured, at the nearest head size that was."""
-    near = _nearest(replace(plan, reference=UNMEASURED_REFERENCES.get(plan.reference, plan.reference)), target)
+    near = _nearest(_as_measured(plan), target)
     return (1024, 4096, 16384) if near and near[0].head_dim == 128 else (UNMEASURED_AT,)
 
 
 def references(target: Target) -> tuple[str, ...]:
     """References of the exponentials worth trying: the running maximum, and those that were measured on this target."""
-    return tuple(dict.fromkeys(("running", *(r.reference for r in _records("fa2", target)))))
+    return tuple(dict.fromkeys(("running", *(r.reference for r in _records("fa2", target.name)))))
 
 
 def measured_rate(plan: KernelPlan, target: Target, spread: str = "all") -> float:
     """TFLOP/s of the record of this schedule where tiles lie as `spread` says; 0 where there is none."""
-    plan = replace(plan, reference=UNMEASURED_REFERENCES.get(plan.reference, plan.reference))
-    found = measured(plan, target)
+    found = measured(_as_measured(plan), target)
     return _rate(found, spread, plan.classed) if found is not None else 0.0
 
 
@@ -160,7 +168,7 @@ def efficiency(plan: KernelPlan, target: Target, spread: str = "all") -> float:
     rate = measured_rate(plan, target, spread)
     if rate:
         return rate / target.reachable_tflops
-    plan = replace(plan, reference=UNMEASURED_REFERENCES.get(plan.reference, plan.reference))
+    plan = _as_measured(plan)
     guess = _rule(plan, target)
     rates = (_rate(r, spread, plan.classed) for r in _nearest(plan, target))
     slowest = min((r for r in rates if r), default=0.0)
@@ -191,7 +199,7 @@ def needless(plan: KernelPlan, spread: str) -> float:
 def _nearest(plan: KernelPlan, target: Target) -> tuple[Measured, ...]:
     """Records at the head size nearest in ratio; none for kernels unlike those measured: operands of more than 16 bits,
     or tiles of tensor parameters beside them."""
-    records = tuple(r for r in _records(plan.algorithm, target) if r.reference == plan.reference)
+    records = tuple(r for r in _records(plan.algorithm, target.name) if r.reference == plan.reference)
     if not records or ELEMENT_BYTES[plan.dtype] != 2 or plan.pair_bytes or plan.gather_bytes or plan.chain_bytes:
         return ()
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2

@@ -81,7 +81,7 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     return Sizes(
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
         plan.tile_q, plan.tile_k, all_tiles(plan, shape) if tiles is None else tiles, ELEMENT_BYTES[plan.dtype],
-        plan.pair_bytes + Fraction(plan.pair_bits, 8), max(side, together), together,
+        plan.pair_bytes + (Fraction(plan.pair_bits, 8) if plan.pair_bits else 0), max(side, together), together,
     )  # fmt: skip
 
 
@@ -96,12 +96,19 @@ def costs(
     sizes = sizes_of(plan, shape, target, tiles)
     kernels = forward_kernels(plan, sizes)
     if not target.is_gpu or tiles is None:
-        taken = sum(_ranked(k, plan, shape, target, spread) for k in kernels)
+        rate = efficiency(plan, target, spread) if target.is_gpu else 1.0
+        taken = sum(_ranked(k, plan, shape, target, rate) for k in kernels)
     else:
         taken = sum(
             timing.forward_ms(kernel_times(k, plan, target), k, sizes, plan, target, spread, special) for k in kernels
         )
     return replace(summed(kernels, sizes, plan, target), predicted_ms=taken)
+
+
+def ranking_ms(plan: KernelPlan, shape: Shape, target: Target, rate: float) -> float:
+    """The time by `costs` of all tiles, and nothing else, since some hundred plans are ranked by it; `rate` is what
+    planner.efficiency says of the plan."""
+    return sum(_ranked(k, plan, shape, target, rate) for k in forward_kernels(plan, sizes_of(plan, shape, target)))
 
 
 def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
@@ -181,13 +188,13 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _ranked(kernel: Kernel, plan: KernelPlan, shape: Shape, target: Target, spread: str) -> float:
+def _ranked(kernel: Kernel, plan: KernelPlan, shape: Shape, target: Target, rate: float) -> float:
     """What ranks plans where nothing is known but how the mask spreads its tiles: products and exponentials at the rate
-    that was measured on such tiles, no faster than the memory and the L2 deliver."""
+    that such tiles allow, no faster than the memory and the L2 deliver."""
     times = kernel_times(kernel, plan, target)
     if not target.is_gpu:
         return max(times.values())
-    busy = max(times["tensor"], times["exp"]) / efficiency(plan, target, spread)
+    busy = max(times["tensor"], times["exp"]) / rate
     tiles = 1 if plan.algorithm == "fa1" else -(-shape.q_len // plan.tile_q)
     programs = shape.batch * shape.heads * tiles
     cached = float(kernel.streamed) / (target.units * target.clock_ghz * timing.CACHE_BYTES_CLOCK * 1e6)

@@ -13,7 +13,7 @@ from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, hopper, ladder, shared_memory
 from attncc.planner.classes import LONG, class_of
-from attncc.planner.io import Costs, costs
+from attncc.planner.io import Costs, costs, ranking_ms
 from attncc.planner.legality import BUILT, Violation, violations
 from attncc.planner.operands import has_key_mask, operands
 from attncc.targets import Target
@@ -64,7 +64,7 @@ def choose(
     timed, spread = _timed(legal, spec, usual, target, visits)
     best, plan = timed[0]
     slower = [
-        (p, f"predicted {_ratio(c, best)} times the time{_why(p, target, spread)}") for c, p in timed[1 : SHOWN + 1]
+        (p, f"predicted {ms / best:.2f} times the time{_why(p, target, spread)}") for ms, p in timed[1 : SHOWN + 1]
     ]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
@@ -73,28 +73,30 @@ def choose(
 
 def _timed(
     plans: Sequence[KernelPlan], spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None
-) -> tuple[list[tuple[Costs, KernelPlan]], str]:
-    """The model's costs of each plan, the fastest first; and how the mask spreads what it leaves."""
+) -> tuple[list[tuple[float, KernelPlan]], str]:
+    """The model's milliseconds of each plan, the fastest first; and how the mask spreads what it leaves.
+
+    All tiles count, and more where larger ones hold more that is not needed. Where the memory alone decides the time,
+    what leaves the most to spare comes first; then the smaller footprint.
+    """
     spread = analysis.spread(spec, visits) if visits is not None else "dense" if spec.masks else "all"
-    timed = [(_all_tiles(plan, shape, target, spread), plan) for plan in plans]
-    return sorted(timed, key=lambda pair: _rank(pair[0], pair[1], target, spread)), spread
-
-
-def _all_tiles(plan: KernelPlan, shape: Shape, target: Target, spread: str) -> Costs:
-    """What ranks plans: the costs of all tiles, and of more where larger ones hold more that is not needed."""
-    found = costs(plan, shape, target, spread=spread)
-    return replace(found, predicted_ms=found.predicted_ms * efficiency.needless(plan, spread))
+    timed = []
+    for plan in plans:
+        rate = efficiency.efficiency(plan, target, spread) if target.is_gpu else 1.0
+        ms = ranking_ms(plan, shape, target, rate) * efficiency.needless(plan, spread)
+        timed.append(((ms, -rate, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q), plan))
+    return [(rank[0], plan) for rank, plan in sorted(timed, key=lambda pair: pair[0])], spread
 
 
 def ranked(
     spec: AttentionSpec, shape: Shape, target: Target, visits: Visits | None = None
-) -> tuple[tuple[KernelPlan, Costs], ...]:
-    """Every plan that `choose` may take, with what the model says of `shape`'s class, the fastest first."""
+) -> tuple[tuple[KernelPlan, float], ...]:
+    """Every plan that `choose` may take, with the model's milliseconds for `shape`'s class, the fastest first."""
     schedule, usual = spec.schedule(target.name), class_of(shape)
     made = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False)]
     fit = [plan for plan, faults in _hopper(spec, usual, target, schedule, visits) if not faults]
     timed, _ = _timed([*fit, *(plan for plan in made if not violations(plan, target))], spec, usual, target, visits)
-    return tuple((plan, found) for found, plan in timed)
+    return tuple((plan, ms) for ms, plan in timed)
 
 
 def specialised(
@@ -119,12 +121,6 @@ def _same_bits(plan: KernelPlan) -> tuple[object, ...]:
     return (plan.tile_q, plan.tile_k, plan.warps, plan.reference)
 
 
-def _rank(predicted: Costs, plan: KernelPlan, target: Target, spread: str) -> tuple[float, float, int, int, int, int]:
-    """Time first; where the memory alone decides it, what leaves the most to spare; then the smaller footprint."""
-    spare = efficiency.efficiency(plan, target, spread) if target.is_gpu else 0.0
-    return (predicted.predicted_ms, -spare, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q)
-
-
 def _candidates(
     spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None, any_stride: bool
 ) -> Iterator[KernelPlan]:
@@ -136,21 +132,20 @@ def _candidates(
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     bare = replace(spec, masks=()) if visits is not None and visits.full else spec
     in_full = {apart: operands(bare, apart).levels for apart in (False, True)}
+    products, classed, key_mask = spec.precision.products, _classed(visits), has_key_mask(spec)
     for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
+        apart = shared_memory.unit_of(dtype, products, tile_q, warps, target) == "tcgen05"
+        read = reads[apart]
         ways = ("pointer",) if any_stride or algorithm != "fa2" else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits, algorithm)):
-            plan = KernelPlan(
+            yield KernelPlan(
                 target=target.name, algorithm=algorithm, loop=(target.is_gpu and schedule.loop) or LOOP_OF[algorithm],
                 tile_q=tile_q, tile_k=tile_k, stages=stages, warps=warps, head_dim=shape.head_dim,
-                head_dim_v=shape.head_dim_v, dtype=dtype, products=spec.precision.products, loads=loads,
-                max_registers=cap, reference=reference, any_stride=any_stride, classed=_classed(visits),
-                key_mask=has_key_mask(spec) or (spec.ragged and loads == "descriptor"),
+                head_dim_v=shape.head_dim_v, dtype=dtype, products=products, loads=loads, max_registers=cap,
+                reference=reference, any_stride=any_stride, classed=classed,
+                key_mask=key_mask or (spec.ragged and loads == "descriptor"),
                 layout="ragged" if spec.ragged else "dense", dropout=spec.dropout is not None,
-            )  # fmt: skip
-            apart = shared_memory.matrix_unit(plan, target) == "tcgen05"
-            read = reads[apart]
-            yield replace(
-                plan, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
+                pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
                 gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart],
                 narrow_bytes=read.narrow, index_bytes=read.index,
             )  # fmt: skip
@@ -230,10 +225,6 @@ def finish(plan: KernelPlan, target: Target) -> KernelPlan:
     if plan.dtype not in shared_memory.ELEMENT_BYTES:
         return plan
     return replace(plan, shared_bytes=BUILT[plan.algorithm](plan, target))
-
-
-def _ratio(other: Costs, best: Costs) -> str:
-    return f"{other.predicted_ms / best.predicted_ms:.2f}"
 
 
 def _why(plan: KernelPlan, target: Target, spread: str) -> str:

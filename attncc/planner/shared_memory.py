@@ -45,13 +45,17 @@ def padded(head_dim: int) -> int:
 
 def matrix_unit(plan: KernelPlan, target: Target) -> str:
     """What multiplies: wgmma, tcgen05, mma, mfma, or fma where no matrix unit takes the operands or the tile."""
-    if plan.dtype == "f32" and plan.products == "ieee":
+    return unit_of(plan.dtype, plan.products, plan.tile_q, plan.warps, target)
+
+
+def unit_of(dtype: str, products: str, tile_q: int, warps: int, target: Target) -> str:
+    if dtype == "f32" and products == "ieee":
         return "mfma" if target.caps.has_matrix_f32 else "fma"
     if target.caps.has_mfma:
         return "mfma"
     if not target.caps.has_tensor_core:
         return "fma"
-    wide = plan.tile_q >= 64 and plan.warps >= 4  # the warp-group instructions take 64 rows and 4 warps at least
+    wide = tile_q >= 64 and warps >= 4  # the warp-group instructions take 64 rows and 4 warps at least
     if wide and target.caps.has_wgmma:
         return "wgmma"
     return "tcgen05" if wide and target.caps.has_tcgen05 else "mma"
@@ -159,10 +163,13 @@ def _swaps(plan: KernelPlan, target: Target) -> bool:
 def fa2_forward(plan: KernelPlan, target: Target) -> int:
     """Shared memory of the forward kernel in bytes a block; 0 on a CPU. Where the mask reads at what it read, the loop
     over whole tiles, which leaves that out, has K and V more stages ahead."""
-    found = [phase_bytes(phase, parts(plan, target)) for phase in phases(plan, target)]
-    full = replace(plan, levels=plan.full_levels, key_mask=False)
-    if latency(full) > latency(plan) and target.is_gpu:
-        found += [phase_bytes(phase, parts(full, target)) for phase in _loops(full, target)]
+    tiles = parts(plan, target)
+    found = [phase_bytes(phase, tiles) for phase in phases(plan, target)]
+    if plan.levels != plan.full_levels or plan.key_mask:
+        full = replace(plan, levels=plan.full_levels, key_mask=False)
+        if latency(full) > latency(plan) and target.is_gpu:
+            tiles = parts(full, target)
+            found += [phase_bytes(phase, tiles) for phase in _loops(full, target)]
     return max(found, default=0)
 
 

@@ -95,8 +95,8 @@ def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits
     found = ranked(spec, shape, target, visits)
     if found and found[0][0].loads == "descriptor":
         other = choose(spec, shape, target, visits, any_stride=True).plan
-        found = tuple((plan, cost) for plan, cost in found if beside(other, plan, target) is not None)
-    modelled = [Candidate(plan, cost.predicted_ms) for plan, cost in found]
+        found = tuple((plan, ms) for plan, ms in found if beside(other, plan, target) is not None)
+    modelled = [Candidate(plan, ms) for plan, ms in found]
     others = [Candidate(plan, None) for plan in specialised(spec, shape, target, visits)[:MOST_SPECIALISED]]
     return tuple({c.plan: c for c in (*modelled[:1], *others, *modelled)}.values())[:MOST]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncc import pipeline
 from attncc.ir import Schedule, Shape
-from attncc.runtime import specs, winners
+from attncc.runtime import headstart, specs, winners
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER
 from attncc.runtime.keys import CallKey, Toolchain, key_digest, plain, toolchain
@@ -29,11 +29,10 @@ Place = tuple[str, "winners.Device | None"]  # a target, and the device whose wi
 
 @dataclass(frozen=True)
 class Route:
-    """What serves a class of calls: the algorithm, and the files for aligned tensors and for any, by their digests."""
+    """What serves a class of calls: the algorithm, and the file by its digest."""
 
     algorithm: str
-    aligned: str
-    general: str
+    file: str
 
 
 class Kernels:
@@ -99,41 +98,44 @@ class Kernels:
             return self.tuned or {}
         return winners.find(self.cache, self.text, place[1], shape)
 
-    def route(self, place: Place, shape: Shape, int_bits: int) -> Route:
-        """By the cache, else by a plan. TypeError, PlanError, … as planning raises them."""
-        key = place, shape, int_bits
+    def route(self, place: Place, shape: Shape, int_bits: int, aligned: bool = True) -> Route:
+        """By the cache, else by a plan, for tensors that TMA takes (`aligned`) or for any: the second kernel is planned
+        when a call needs it. TypeError, PlanError, … as planning raises them."""
+        key = place, shape, int_bits, aligned
         if self._unkept is not None:
             specs.keep(self.cache, self.tools, self._unkept)
             self._unkept = None
         if key not in self._routes:
             if self._given is not None:
-                self._routes[key] = self._planned_route(place, shape, int_bits)
+                self._routes[key] = self._planned_route(*key)
             else:
                 asked = CallKey(
                     spec=self.text, consts=tuple(sorted(self.consts.items())), target=place[0], shape=plain(shape),
-                    int_bits=int_bits, tuned=plain(self._tuned(place, shape)), toolchain=self.tools,
+                    int_bits=int_bits, tuned=plain(self._tuned(place, shape)), aligned=aligned, toolchain=self.tools,
                 )  # fmt: skip
-                entry = self.cache.get_or_build(asked, partial(self._write_route, place, shape, int_bits))
+                entry = self.cache.get_or_build(asked, partial(self._write_route, *key))
                 self._routes[key] = Route(**json.loads(entry.text(ROUTE)))
         return self._routes[key]
 
-    def _planned_route(self, place: Place, shape: Shape, int_bits: int) -> Route:
-        planned = self.planned(place, shape, int_bits)
-        kernels = pipeline.every_kernel(planned) if self._given is None else (planned,)
-        names = [key_digest(pipeline.kernel_key(one, self.tools, False)) for one in kernels]
-        return Route(planned.choice.plan.algorithm, names[0], names[-1])
+    def _planned_route(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Route:
+        if place[1] is not None:  # on a GPU that is here
+            headstart.begin()
+        wanted = self._wanted(place, shape, int_bits, aligned)
+        return Route(wanted.choice.plan.algorithm, key_digest(pipeline.kernel_key(wanted, self.tools, False)))
 
-    def _write_route(self, place: Place, shape: Shape, int_bits: int, folder: Path) -> None:
-        content = plain(self._planned_route(place, shape, int_bits))
+    def _wanted(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> pipeline.Planned:
+        planned = self.planned(place, shape, int_bits)
+        return planned if aligned else pipeline.general(planned)
+
+    def _write_route(self, place: Place, shape: Shape, int_bits: int, aligned: bool, folder: Path) -> None:
+        content = plain(self._planned_route(place, shape, int_bits, aligned))
         (folder / ROUTE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     def forward(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> ModuleType:
         """The file for a call's tensors: `aligned` are those that TMA takes."""
-        route = self.route(place, shape, int_bits)
-        entry = self.cache.load("kernel", route.aligned if aligned else route.general)
+        entry = self.cache.load("kernel", self.route(place, shape, int_bits, aligned).file)
         if entry is None:
-            planned = self.planned(place, shape, int_bits)
-            wanted = planned if aligned else pipeline.every_kernel(planned)[-1]
+            wanted = self._wanted(place, shape, int_bits, aligned)
             entry = pipeline.kernel(wanted, self.cache, self.tools, resources=False)
         return self._module(place[0], entry)
 
@@ -142,6 +144,7 @@ class Kernels:
         return self._module(place[0], pipeline.kernel(planned, self.cache, self.tools, resources=False))
 
     def _module(self, target: str, entry: Entry) -> ModuleType:
+        headstart.wait()
         known = (target, entry.digest)
         if known not in self._modules:
             file = next(name for name in entry.files if name.endswith(".py"))

@@ -92,7 +92,7 @@ class SpecKey:
 
 @dataclass(frozen=True)
 class CallKey:
-    """A call's class, and answers with the kernels that serve it, so that no later process plans it again."""
+    """A call's class, and answers with the kernel that serves it, so that no later process plans it again."""
 
     kind: ClassVar[str] = "call"
     spec: str
@@ -101,6 +101,7 @@ class CallKey:
     shape: Any  # its bucket, in plain form
     int_bits: int
     tuned: Any  # choices by pass that stand in for the model's
+    aligned: bool  # K and V lie as TMA takes them
     toolchain: Toolchain
 
 

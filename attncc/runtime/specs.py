@@ -13,6 +13,7 @@ from attncc import frontend
 from attncc.errors import EnvironmentFault
 from attncc.runtime.cache import Cache
 from attncc.runtime.keys import SpecKey, Toolchain, toolchain
+from attncc.runtime.loader import lasting
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
@@ -43,7 +44,8 @@ def read(text: str, filename: str) -> Reading:
     known = _find(cache, tools, text)
     if known is not None:
         return Reading(replace(known, filename=filename), cache, tools, fresh=False)
-    return Reading(frontend.parse(text, filename), cache, tools)
+    with lasting():  # the parser, and the imports that make it
+        return Reading(frontend.parse(text, filename), cache, tools)
 
 
 def keep(cache: Cache, tools: Toolchain, parsed: Parsed) -> None:

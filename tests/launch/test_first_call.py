@@ -1,0 +1,76 @@
+"""What the first call of a spec does: no more than that call needs, and some of it beside the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime import driver
+from triton.runtime.cache import triton_key
+
+import attncc
+from attncc import pipeline
+from attncc.runtime import headstart, winners
+from attncc.runtime.winners import Device
+
+TEXT = "attention first { mask k <= q }"
+
+
+def call(attn, offset=0):
+    """On k and v whose rows begin `offset` elements behind an aligned address."""
+    q, k, v = (torch.zeros(1, 2, 40, 16 + offset, dtype=torch.float16)[..., offset:] for _ in range(3))
+    with torch.no_grad():
+        attn(q, k, v)
+
+
+def files(attn):
+    """What it has launched of, in the order of the calls."""
+    return [Path(launch.__code__.co_filename).name for launch in attn._launchers.values()]
+
+
+def refuse(*_, **__):
+    raise AssertionError("planned although nobody needs it")
+
+
+def test_the_kernel_for_any_strides_is_planned_when_a_call_needs_it(gpu, monkeypatch):
+    attn = attncc.compile(TEXT)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "general", refuse)
+        call(attn)
+        with pytest.raises(AssertionError, match="nobody needs"):
+            call(attn, offset=1)
+    call(attn, offset=1)
+    assert files(attn) == ["first_forward_sm_90.py", "first_forward_sm_90_any_stride.py"]
+    monkeypatch.setattr(pipeline, "plan_parsed", refuse)
+    later = attncc.compile(TEXT)
+    call(later, offset=1)
+    call(later)
+    assert files(later) == files(attn)[::-1] and len(gpu.launched) == 4
+
+
+def test_triton_is_made_ready_while_a_kernel_is_planned(gpu, monkeypatch):
+    """On a GPU, and only where something has to be planned."""
+    done, plan = [], pipeline.plan_parsed
+    monkeypatch.setattr(winners, "device_of", lambda _: Device("Stub 9000", "sm_90", "12.8"))
+    monkeypatch.setattr(headstart, "begin", lambda: done.append("begun"))
+    monkeypatch.setattr(headstart, "wait", lambda: done.append("waited"))
+    monkeypatch.setattr(pipeline, "plan_parsed", lambda *a, **k: done.append("planned") or plan(*a, **k))
+    call(attncc.compile(TEXT))
+    assert done == ["begun", "planned", "waited"]
+    call(attncc.compile(TEXT))
+    assert done[3:] == ["waited"]
+
+
+def test_what_fails_beforehand_fails_where_it_is_needed(gpu, monkeypatch):
+    triton_key.cache_clear()
+    headstart._prepare()
+    assert triton_key.cache_info().currsize == 1
+
+    def broken():
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(driver.active, "get_current_target", broken, raising=False)
+    headstart._prepare()
+    with pytest.raises(RuntimeError, match="no driver"):
+        call(attncc.compile(TEXT))
