@@ -16,13 +16,14 @@ FORWARD, BACKWARD, TANGENT = "forward", "backward", "tangent"
 
 def backward(planned: Planned, deterministic: bool = False) -> Planned:
     """The backward pass of a plan's spec, for the same shape, target and width of integers; `deterministic` asks for
-    equal bits of equal calls.
+    equal bits of equal calls. Of what is returned of rows, it knows what has a gradient.
 
     Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
     """
     from attncc import planner
 
     chosen = planned.choice.plan
+    planned = replace(planned, spec=planned.spec.reporting({"entropy"} & {*planned.spec.reports}))  # others have none
     if not planned.target.is_gpu:
         plan = replace(chosen, direction=BACKWARD)
     else:

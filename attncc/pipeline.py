@@ -165,7 +165,9 @@ def laid_out(parsed: Parsed, layout: str | None) -> Parsed:
 
     if layout == "ragged" or (layout is None and parsed.spec.ragged):
         return frontend.packed(parsed)
-    return parsed if layout is None else replace(parsed, spec=replace(parsed.spec, layout=Layout()))
+    if layout is None:
+        return parsed
+    return replace(parsed, spec=replace(parsed.spec, layout=Layout(rows=parsed.spec.layout.rows)))
 
 
 def refuse(parsed: Parsed) -> None:

@@ -40,7 +40,8 @@ def unbuilt(spec: AttentionSpec) -> list[str]:
     rule = normaliser(spec)
     sparse = [f"softmax {spec.softmax.policy}"] if rule.alpha is not None or rule.summed else []
     dropout = ["dropout"] if spec.dropout is not None else []
-    return [*sparse, *dropout, *(["packed sequences"] if spec.ragged else [])]
+    rows = [f"layout rows {spec.layout.rows}"] if spec.reports else []
+    return [*sparse, *dropout, *(["packed sequences"] if spec.ragged else []), *rows]
 
 
 def tangent(e: Expr, spec: AttentionSpec) -> Expr:

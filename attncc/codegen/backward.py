@@ -86,6 +86,7 @@ class PassView:
     weighing: tuple[str, ...] = ()
     statistics: bool = True  # of rows: their lse and delta
     exponential: bool = True  # weights are exp(score - lse)
+    tilted: bool = False  # the entropy of rows has a gradient
     mean_lines: tuple[str, ...] = ()  # of sparse weights: what a row's delta is summed up from, in a walk of its own
     program_lines: tuple[str, ...] = ()
     row_lines: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ class BackwardView:
     starts: str  # what a call of packed sequences passes beside
     statistics: bool
     sparse: bool  # weights have a threshold, and the kernel of dQ finds delta
+    tilted: bool
     dropout: bool
     delta: PassView
     keys: tuple[PassView, ...]  # dK and dV in one kernel or in two
@@ -184,8 +186,8 @@ def backward_view(
         banner=banner, docstring=docstring(spec, plan, statistics), arguments=_call_arguments(spec, make.names),
         free_axes=tuple((make.names[a], launch.extent(spec, a, make.names)) for a in spec.free_axes),
         seq=dq.seq, starts="".join(f", {name}={name}.to(device)" for name in launch.starts(spec)),
-        statistics=statistics, sparse=rule.alpha is not None, dropout=spec.dropout is not None,
-        delta=delta, keys=keys, dq=dq, cells=cells,
+        statistics=statistics, sparse=rule.alpha is not None, tilted=bool(spec.reports),
+        dropout=spec.dropout is not None, delta=delta, keys=keys, dq=dq, cells=cells,
         passes=passes,
         collected=found, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(make.names[name] for name in learned)]),
@@ -314,7 +316,7 @@ class Builder:
             tile_q=own.tile_q, tile_k=own.tile_k, warps=own.warps, stages=own.stages,
             max_registers=own.max_registers,
             launch_options=f" maxnreg={own.max_registers}," if own.max_registers else "",
-            tma=own.loads == "descriptor", sums=frozenset(),
+            tma=own.loads == "descriptor", sums=frozenset(), tilted=bool(self.spec.reports),
             kv="pointer", seq="ragged" if self.spec.ragged else "fixed", align=self.spec.align,
             position_open="(" if wide else "",
             position_close=").to(tl.int64)" if wide else "", k_parts=k_parts, v_parts=v_parts,
@@ -344,7 +346,12 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
     found = [(s, d) for s in mine if (d := derivative(sink, s.at)) != ZERO]
     if found:
         lowering.names |= VALUES
-        lines.append(f"share = -tl.exp2({lowering.text(sink, TERM)} * LOG2E - lse) * delta")
+        exponent = f"{lowering.text(sink, TERM)} * LOG2E - lse"
+        if lowering.spec.reports:
+            lines += [f"exponent_s = tl.maximum({exponent}, NOTHING)"]
+            lines.append("share = -tl.exp2(exponent_s) * (delta + tilt * exponent_s)")
+        else:
+            lines.append(f"share = -tl.exp2({exponent}) * delta")
     for s, slope in found:
         lines += row_lines(lowering, s, multiply(SHARE, slope))
     return tuple(lines)

@@ -12,9 +12,13 @@ from attncc.codegen.signature import POINTEES, Argument, arguments, strides
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan
 
 OUTPUTS = {"dq": ("D_q",), "dkdv": ("D_k", "D_v"), "dk": ("D_k",), "dv": ("D_v",)}
-STATISTICS = ("Lse_2", "Delta")  # of rows
 STREAMED = {"dq": ("k", "v"), "dkdv": ("q", "d_out"), "dv": ("q", "d_out")}
-UNREAD = {"dv": ("V", "Delta", "Delta_tiles", *(f"stride_v{axis}" for axis in "bhnd"))}
+UNREAD = {"dv": ("V", "Delta", "Delta_tiles", "Tilt", "Tilt_tiles", *(f"stride_v{axis}" for axis in "bhnd"))}
+
+
+def statistics(spec: AttentionSpec) -> tuple[str, ...]:
+    """Of rows, as the kernels read them: with the gradient of the entropy, in units of log 2, where there is one."""
+    return ("Lse_2", "Delta", *(("Tilt",) if spec.reports else ()))
 
 
 def delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ...]:
@@ -23,7 +27,8 @@ def delta_arguments(spec: AttentionSpec, plan: KernelPlan) -> tuple[Argument, ..
     made = [
         Argument("Out", pointer, "pointer", "call", "out"), Argument("D_out", pointer, "pointer", "call", "d_out"),
         Argument("D_lse", "*fp32", "pointer", "output", "d_lse"),
-        *(Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse", "Lse_2", "Delta")),
+        *(Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Lse", *statistics(spec))),
+        *(Argument(n, "*fp32", "pointer", "output", n.lower()) for n in ("Entropy", "D_entropy") if spec.reports),
         *([Argument("Starts_q", "*i32", "pointer", "starts", "cu_seqlens_q")] if spec.ragged else []),
         *strides(spec, "o", "out"), *strides(spec, "g", "d_out"),
     ]  # fmt: skip
@@ -42,11 +47,11 @@ def pass_arguments(
     inputs.append(Argument("D_out", pointer, "pointer", "call", "d_out"))
     rule = normaliser(spec)
     if rule.statistic:
-        inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in STATISTICS]
+        inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in statistics(spec)]
     if rule.alpha is not None and kernel == "dq":
         inputs.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
     if own.loads == "descriptor":
-        inputs += _descriptors(kernel, plan, own, STATISTICS if rule.statistic else ())
+        inputs += _descriptors(kernel, plan, own, statistics(spec) if rule.statistic else ())
     made = OUTPUTS["dk" if kernel == "dkdv" and plan.dv is not None else kernel] if kernel in OUTPUTS else ()
     outputs = [Argument(n, pointer, "pointer", "output", n.lower()) for n in made]
     outputs += [Argument(s.pointer, _pointee(s), "pointer", "output", s.name) for s in sites]
@@ -62,7 +67,7 @@ def pass_arguments(
     return tuple(a for a in every if a.name not in UNREAD.get(kernel, ()))
 
 
-def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Sequence[str]) -> list[Argument]:
+def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, of_rows: Sequence[str]) -> list[Argument]:
     """Of the tensors that stream by; None, a constant, for those that TMA cannot address."""
     rows, made = own.tile_k if kernel == "dq" else own.tile_q, []
     for name, size in zip(STREAMED[kernel], (plan.head_dim, plan.head_dim_v), strict=True):
@@ -71,7 +76,7 @@ def _descriptors(kernel: str, plan: KernelPlan, own: PassPlan, statistics: Seque
             value = f"descriptor({name}, {rows}, {part.size}) if by_tma else None"
             made.append(Argument(f"{name.capitalize()}_tiles{part.tag}", kind, "descriptor", "call", value))
     if kernel != "dq":
-        for name in statistics:
+        for name in of_rows:
             value = f"descriptor({name.lower()}, {rows}) if by_tma else None"
             kind = f"tensordesc<fp32[1,1,{rows}]>"
             made.append(Argument(f"{name}_tiles", kind, "descriptor", "call", value))

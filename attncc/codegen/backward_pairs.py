@@ -2,7 +2,8 @@
 
 Notation, of one pair: s the scaled score, p its weight exp(score - lse), dp the derivative of the loss by p's factor
 in the output, ds that by the score, and after the chain rule that by s. `delta` is the row's sum of p dp, less the
-gradient of its lse.
+gradient of its lse. The entropy H = -sum p log p of a row, where it has a gradient d_H, adds -p (log p + H) d_H to ds:
+H d_H joins `delta`, and `tilt` is d_H for logarithms to the base 2.
 """
 
 from __future__ import annotations
@@ -116,6 +117,9 @@ def _weights(
         above = f"above = tl.maximum({score} * {unit} - lse, 0.0, propagate_nan=tl.PropagateNan.ALL)"
         worked_out = (above, f"p = {sparse.weight}", f"slope = {sparse.slope}")
         return worked_out, ["ds = tl.where(slope == 0, 0.0, slope * (dp - delta))"]
+    if rule.stages is None and lowering.spec.reports:
+        exponent = f"tl.maximum({score} * {unit} - lse, NOTHING, propagate_nan=tl.PropagateNan.ALL)"
+        return (f"exponent_s = {exponent}", "p = tl.exp2(exponent_s)"), ["ds = p * (dp - delta - tilt * exponent_s)"]
     if rule.stages is None:
         return (f"p = tl.exp2({score} * {unit} - lse)",), ["ds = p * (dp - delta)"]
     stages: list[_Stage] = []

@@ -23,6 +23,8 @@ def docstring(spec: AttentionSpec, plan: KernelPlan, statistics: bool) -> str:
     lse = f"lse and d_lse {rows} in float32; any strides,{packed} d_lse may be None." if statistics else (
         f"any strides;{packed} there is no lse."
     )  # fmt: skip
+    if spec.reports:
+        lse = f"lse and entropy side by side, and their gradients d_lse, {rows[:-1]}, 2] in float32; d_lse may be None."
     return (
         f"q {forms[0]}, k {forms[1]}, v {forms[2]}, out and d_out {out} in {plan.dtype},\n    {lse}\n\n"
         "    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."

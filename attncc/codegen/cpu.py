@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.analysis.normaliser import Normaliser
+from attncc.analysis.normaliser import Normaliser, normaliser
 from attncc.codegen import launch
 from attncc.codegen.cpu_lower import FORWARD, CpuLowering, expressions, prepared
 from attncc.codegen.cpu_ranges import ranges_of
@@ -45,6 +45,8 @@ class CpuView:
     mask: list[str]  # for those that are masked
     weight: list[str]
     dropout: str  # the probability
+    reports: tuple[str, ...]  # of rows, beside their lse
+    sinks: bool
     gain: str  # the name of the weight's value; empty without one
     check: DenseCheck
     tile_q: int
@@ -80,7 +82,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         softmax=policy(tiles.normaliser),
-        lse_words=lse_words(tiles.normaliser),
+        lse_words=rows_words(spec, lse_words(tiles.normaliser)),
         helpers=in_order(helpers),
         signature=", ".join(["q", "k", "v", *launch.starts(spec), *_arguments(spec, spelled)]),
         ragged=spec.ragged,
@@ -103,6 +105,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         mask=mask,
         weight=weight,
         dropout=dropout,
+        reports=spec.reports,
+        sinks=tiles.sink is not None,
         gain=tiles.gain,
         check=check,
         tile_q=plan.tile_q,
@@ -112,16 +116,24 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     )
 
 
-def lse_words(normaliser: Normaliser) -> str:
+def lse_words(rule: Normaliser) -> str:
     """What a forward pass returns beside out."""
-    if normaliser.alpha is not None:
+    if rule.alpha is not None:
         return "threshold [B, H, Q] (inf for a row that sees nothing)"
-    return "lse [B, H, Q], natural logarithm" if normaliser.has_lse else "no lse (it is empty)"
+    return "lse [B, H, Q], natural logarithm" if rule.has_lse else "no lse (it is empty)"
 
 
-def policy(normaliser: Normaliser) -> str:
+def rows_words(spec: AttentionSpec, lse: str) -> str:
+    """The same where more of each row is asked for: all of it lies side by side."""
+    if not spec.reports:
+        return lse
+    found = (*(("lse",) if normaliser(spec).statistic else ()), *spec.reports)
+    return f"{', '.join(found)} of each row [B, H, Q, {len(found)}]"
+
+
+def policy(rule: Normaliser) -> str:
     """Whose macros make the weights: templates/*/softmax_NAME.jinja."""
-    return "sparse" if normaliser.alpha is not None else "online" if normaliser.exponential else "weights"
+    return "sparse" if rule.alpha is not None else "online" if rule.exponential else "weights"
 
 
 def uses(spec: AttentionSpec) -> frozenset[str]:

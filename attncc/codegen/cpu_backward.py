@@ -2,7 +2,9 @@
 
 With p = exp(score - lse) and dp = weight * (d_out · v): delta = sum(d_out * out) - d_lse, ds = p * (dp - delta),
 d_v = sum (weight * p) d_out, d_k = sum ds (scale * q), d_q = scale * sum ds k, where ds went back through the scores by
-the chain rule; a sink E gets -exp(E - lse) * delta of each row. Dao et al. 2022, "FlashAttention", appendix B.
+the chain rule; a sink E gets -exp(E - lse) * delta of each row. Where the entropy H = -sum p log p of a row has a
+gradient d_H too, that adds -p * (log p + H) * d_H to ds, and likewise to what the sink gets.
+Dao et al. 2022, "FlashAttention", appendix B.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class CpuBackwardView:
     powers: tuple[str, str]  # of what lies above the threshold, and then of that: the weight, and its slope
     gained: str  # dp, weighted
     chain: list[str]  # back through the scores, parameters on the way
+    reports: tuple[str, ...]  # of rows, beside their lse
     sink: list[str]  # for each tile of rows
     scaling: list[str]
     gradients: list[tuple[str, str, str, str]]  # of parameters: buffer, shape, key, value
@@ -125,11 +128,11 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         uses=uses(spec), scale=scale, is_masked=ranges.is_masked, call=free_axes(spec, spelled),
         summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, tile_class=ranges.tile_class,
         softmax=policy(low.normaliser), dropout="" if spec.dropout is None else low.text(spec.dropout, []),
-        lse_words=_lse_words(low.normaliser),
+        lse_words=_lse_words(low.normaliser, spec),
         alpha=low.normaliser.alpha, powers=_powers(low.normaliser.alpha), gained=gradients.gained,
         pair=pair, mask=mask, stages=stages, weight=weight, weighted="weighted" if spec.weight is not None else "p",
         chain=[*through, *chain],
-        sink=sink, scaling=scaling, gradients=made,
+        reports=spec.reports, sink=sink, scaling=scaling, gradients=made,
         returned="{" + ", ".join(f'"{key}": {value}' for _, _, key, value in made) + "}",
         inputs=inputs, checked=f"({', '.join(checked)})", check=check,
         tile_q=plan.tile_q, tile_k=plan.tile_k, head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
@@ -161,7 +164,11 @@ class Gradients:
         found = [] if sink is None else self._all(sink)
         if sink is None or not found:
             return []
-        lines = [f"share = -torch.exp({low.number(sink, low.row)} - top) * delta"]
+        value = low.number(sink, low.row)
+        lines = [f"share = -torch.exp({value} - top) * delta"]
+        if self.spec.reports:
+            lines = [f"exponent = ({value} - top).clamp(min=-1000.0)"]
+            lines.append("share = -torch.exp(exponent) * (delta + tilt * exponent)")
         return lines + [line for p, at, d in found for line in self._once(p, at, SHARE, d, low.row)]
 
     def scale(self) -> list[str]:
@@ -268,7 +275,9 @@ class Gradients:
         return f"add_at({buffer}, {text}, {', '.join(map(self.low.printer, at.indices))})"
 
 
-def _lse_words(rule: Normaliser) -> str:
+def _lse_words(rule: Normaliser, spec: AttentionSpec) -> str:
+    if spec.reports:
+        return "lse and\n    entropy side by side and their gradients d_lse [B, H, Q, 2], or None"
     if rule.alpha is not None:
         return "the\n    thresholds of forward in place of an lse [B, H, Q]"
     return "lse and its\n    d_lse [B, H, Q], or None" if rule.has_lse else "no lse"

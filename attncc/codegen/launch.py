@@ -125,6 +125,13 @@ def build_command(spec: AttentionSpec, plan: KernelPlan) -> str:
     return f"attncc build {spec.name}.attn{' --layout ragged' if spec.ragged else ''}{which} --target {plan.target}"
 
 
+def _rows(spec: AttentionSpec, has_lse: bool) -> str:
+    if spec.reports:
+        found = (*(("lse",) if has_lse else ()), *spec.reports)
+        return f"{', '.join(found)} of each row, side by side, [B, H, Q, {len(found)}] in float32 (natural log)."
+    return "lse [B, H, Q] in float32 (natural log)." if has_lse else "and an empty lse: there is none."
+
+
 def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
     d, dv, dtype = plan.head_dim, plan.head_dim_v, plan.dtype
     if spec.ragged:
@@ -135,5 +142,5 @@ def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
         )
     return (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"
-        + ("    lse [B, H, Q] in float32 (natural log)." if has_lse else "    and an empty lse: there is none.")
+        + f"    {_rows(spec, has_lse)}"
     )

@@ -52,7 +52,8 @@ class DenseCheck:
     position: str
     has_lse: bool  # or the threshold of a sparse normaliser, in its place
     differentiable: bool  # of that
-    lines: list[str]  # to want and want_lse
+    reports: tuple[str, ...]  # of rows, beside it
+    lines: list[str]  # to want, want_lse, and want_rows where there are reports
     helpers: frozenset[str]  # functions of cpu/helpers.jinja that the lines call
 
 
@@ -69,6 +70,7 @@ def dense_check(spec: AttentionSpec, spelled: Mapping[str, str]) -> DenseCheck:
         names="".join(f", {spelled[p.name]}" for p in spec.params),
         parts="".join(f", {of_sequence(spec, p, spelled[p.name])}" for p in spec.params),
         position="row + (k_len - q_len)" if spec.align == "end" else "row",
+        reports=spec.reports,
         lines=lines,
         helpers=frozenset(
             low.printer.helpers
@@ -120,6 +122,7 @@ def _dense(low: CpuLowering) -> list[str]:
             "total = p.sum(-1, keepdim=True)",
             "p, want_lse = p / torch.where(total == 0, 1.0, total), torch.log(total)",
         ]
+    weights += _rows(low)
     weight, mask = low.weight(pair), low.masks()
     return [
         *low.program,
@@ -132,6 +135,22 @@ def _dense(low: CpuLowering) -> list[str]:
         *_dropped(low),
         "want = p @ V.double().repeat_interleave(group, 1)",
     ]
+
+
+def _rows(low: CpuLowering) -> list[str]:
+    """What is asked for of each row: the entropy is that of the weights, a sink's among them."""
+    if not low.spec.reports:
+        return []
+    drawn = "want_lse - torch.where(p == 0, 0.0, p * s).sum(-1, keepdim=True)"
+    if low.sink is not None:
+        sink = low.number(low.sink, low.row)
+        drawn += f" - torch.exp({sink} - want_lse) * {sink}"
+    texts = {
+        "max": "s.amax(-1, keepdim=True)", "entropy": f"torch.where(want_lse == -torch.inf, 0.0, {drawn})",
+        "pairs": "(s != -torch.inf).sum(-1, keepdim=True)",
+    }  # fmt: skip
+    first = ["want_lse"] if low.normaliser.statistic else []
+    return [f"want_rows = torch.cat(({', '.join([*first, *(texts[r] for r in low.spec.reports)])},), -1)"]
 
 
 def _dropped(low: CpuLowering) -> list[str]:

@@ -48,6 +48,7 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     made = _hopper_tensors(plan) if plan.algorithm == "fa3" else _tensors(spec, plan, pointer)
     if normaliser(spec).statistic:
         made.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
+    made += [Argument(f"Row_{name}", "*fp32", "pointer", "output", f"row_{name}") for name in spec.reports]
     for name, type_, value in SCRATCH.get(plan.algorithm, ()):
         if name not in ("Maxima", "Totals") or normaliser(spec).has_lse:
             made.append(Argument(name, type_ or pointer, "pointer", "output", value))

@@ -128,6 +128,8 @@ class KernelView:
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
     hopper: HopperView | None = None
+    reports: tuple[str, ...] = ()  # of rows, beside their lse
+    natural: str = ""  # what the maximum of a row is multiplied by
     kernels: tuple[KernelView, ...] = ()  # of an algorithm of several: this is of the file then
     stage: str = ""  # which of them
 
@@ -257,6 +259,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
+        reports=spec.reports, natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "",
     )  # fmt: skip
 
 

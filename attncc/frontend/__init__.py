@@ -10,6 +10,7 @@ from attncc.frontend.canonical import canonical
 from attncc.frontend.expression_text import expression_text, let_names
 from attncc.frontend.packed import packed
 from attncc.frontend.parse import Parsed, parse
+from attncc.frontend.rows import reporting
 from attncc.frontend.unbuilt import refuse_unbuilt
 
 if TYPE_CHECKING:
@@ -36,4 +37,5 @@ __all__ = [
     "parse",
     "pinned",
     "refuse_unbuilt",
+    "reporting",
 ]  # fmt: skip

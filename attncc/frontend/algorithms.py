@@ -46,6 +46,8 @@ def _obstacle(spec: AttentionSpec, pinned: Schedule) -> tuple[str, str] | None:
         return None
     if pinned.loop not in (None, LOOP_OF[algorithm]):
         return f"algorithm {algorithm} has not the loop {pinned.loop}: {ORDER}", f"write loop {LOOP_OF[algorithm]}"
+    if spec.reports and algorithm != "fa2":
+        return f"algorithm {algorithm} returns nothing of a row but its lse, and not {spec.layout.rows}", ROWS
     if algorithm not in ("standard", "fa1"):
         return None
     for axis, form in (("q", spec.layout.q), ("kv", spec.layout.kv)):
@@ -58,6 +60,7 @@ def _obstacle(spec: AttentionSpec, pinned: Schedule) -> tuple[str, str] | None:
 
 
 FA2 = "algorithm fa2 takes every layout"
+ROWS = "algorithm fa2 returns them"
 WHOLE = "algorithm standard has whole rows"
 
 

@@ -65,7 +65,7 @@ def _precision(precision: Precision) -> list[Item]:
 
 def _layout(layout: Layout) -> list[Item]:
     plain = Layout()
-    return [Item(getattr(layout, n), n) for n in ("q", "kv", "v") if getattr(layout, n) != getattr(plain, n)]
+    return [Item(getattr(layout, n), n) for n in ("q", "kv", "v", "rows") if getattr(layout, n) != getattr(plain, n)]
 
 
 def _schedule(schedule: Schedule) -> list[Item]:

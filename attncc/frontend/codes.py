@@ -67,6 +67,7 @@ CODES: dict[str, str] = {
     "E706": "unknown target",
     "E707": "target where none is wanted",
     "E708": "algorithm that cannot express the spec",
+    "E709": "row output without meaning",
     # limits
     "E801": "nesting too deep",
     "E802": "expression too large",

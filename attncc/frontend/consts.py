@@ -30,7 +30,7 @@ TARGETS = ("cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx94
 SETTINGS = {
     "precision": (*PRECISION, "scales", "rotate"),
     "schedule": ("algorithm", "loop", "tile", "stages", "warps"),
-    "layout": ("q", "kv", "v"),
+    "layout": ("q", "kv", "v", "rows"),
 }
 FORMS = ("dense", "ragged", "paged")
 QUANTISED = ("int8", "int4", "f8e4m3", "f8e5m2")

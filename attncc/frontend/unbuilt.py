@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attncc.errors import Diagnostic, SpecError
-from attncc.frontend import built
+from attncc.frontend import built, rows
 from attncc.frontend.algorithms import inexpressible
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
@@ -16,12 +16,14 @@ _LATER = "the language knows it; this version does not build it yet"
 
 def refuse_unbuilt(parsed: Parsed, passes: Sequence[str] = ("forward",)) -> None:
     """Raise SpecError with one "not yet" diagnostic (codes N…) for each thing that is not built, and one (E708) for
-    each schedule whose algorithm cannot express the spec; else do nothing."""
+    each schedule whose algorithm cannot express the spec or (E709) row output without meaning; else do nothing."""
     report = Report()
     for code, key, what in _unbuilt(parsed, passes):
         report.error(code, parsed.spans.get(key), f"not yet: {what}", _LATER)
     for key, what, hint in inexpressible(parsed.spec):
         report.error("E708", parsed.spans.get(key), what, hint)
+    for key, what, hint in rows.meaningless(parsed.spec):
+        report.error("E709", parsed.spans.get(key), what, hint)
     found: tuple[Diagnostic, ...] = report.sorted_errors()
     if found:
         raise SpecError(found, parsed.text, parsed.filename)
@@ -65,6 +67,8 @@ def _precision(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
 
 def _memory(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
     layout = parsed.spec.layout
+    for key, what in rows.unbuilt(parsed.spec):
+        yield "N103", key, what
     if (layout.q == "ragged") != (layout.kv == "ragged") and "paged" not in layout.kv:
         axis, other = ("q", "kv") if layout.q == "ragged" else ("kv", "q")
         yield "N103", f"layout.{axis}", f"layout {axis} ragged beside {other} {getattr(layout, other)}"

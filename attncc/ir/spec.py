@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ ELEMENTS: dict[str, Type] = {
 SUM, NONE = Var("sum", "float"), Var("none", "float")  # what a custom weight may be divided by, beside expressions
 MAXIMUM = Var("m", "float")  # of the row's scores, in a custom weight
 EIGHT_BIT = ("f8e4m3", "f8e5m2")  # inputs that come with scales
+REPORTS = ("max", "entropy", "pairs")  # of each row, beside its lse, where they are asked for
 POLICIES = (
     "online",
     "two_pass",
@@ -133,11 +134,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Layout:
-    """How q and k/v lie in memory; the parts of `kv` beyond the form are kept as written."""
+    """How q and k/v lie in memory; the parts of `kv` beyond the form are kept as written. `rows` are the REPORTS that
+    are returned, in their order."""
 
     q: str = "dense"
     kv: str = "dense"
     v: str = ""  # shared(columns = N): v lies in the first columns of k
+    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,15 @@ class AttentionSpec:
     def ragged(self) -> bool:
         """Whether a call's sequences lie packed one behind another, told apart by where each starts."""
         return self.layout.q == "ragged"
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """What a call returns of each row, beside out and lse."""
+        return tuple(self.layout.rows.split(", ")) if self.layout.rows else ()
+
+    def reporting(self, wanted: Collection[str]) -> AttentionSpec:
+        """The same attention with these REPORTS."""
+        return replace(self, layout=replace(self.layout, rows=", ".join(r for r in REPORTS if r in wanted)))
 
     def packed_axis(self, p: Param) -> str:
         """The axis, row or k, of a tensor whose sequences lie packed along it, so that no axis b is stored; else ""."""

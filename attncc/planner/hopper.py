@@ -50,6 +50,8 @@ def unfit(spec: AttentionSpec) -> str | None:
         return f"fa3 does not know softmax {spec.softmax.policy}"
     if spec.ragged:
         return "fa3 does not know packed sequences"
+    if spec.reports:
+        return f"fa3 returns nothing of a row but its lse, and not {spec.layout.rows}"
     return None
 
 

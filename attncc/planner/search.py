@@ -67,6 +67,7 @@ def choose(
         (p, f"predicted {ms / best:.2f} times the time{_why(p, target, spread)}") for ms, p in timed[1 : SHOWN + 1]
     ]
     unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
+    unfit.sort(key=lambda pair: pair[1].limit != "algorithm")  # what another algorithm lacks comes first
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
     return Choice(plan, rejected, costs(plan, shape, target, spread=spread))
 

@@ -20,7 +20,6 @@ ELEMENTS = {
     "i64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,
 }  # fmt: skip
 AUTOCAST, NARROW = ("cpu", "cuda"), (torch.bfloat16, torch.float16, torch.float32)
-RETURNS_LATER = ("return_max", "return_entropy", "return_pairs")
 LONGEST = 2**31 - 1
 
 
@@ -110,8 +109,6 @@ def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
             if spec.dropout is not None:
                 continue
             raise TypeError(f"{spec.name} drops nothing, and takes no seed")
-        if name in RETURNS_LATER:
-            raise TypeError(f"{name} is not built yet: a call returns out, and lse with return_lse=True")
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}" if known else "it has none"
         raise TypeError(f"{spec.name} has no parameter {name!r}: {hint}")

@@ -13,7 +13,7 @@ import torch
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
 from attncc.ir import AttentionSpec, Shape
-from attncc.runtime import arguments, autograd, derivatives, dropout, operator, winners
+from attncc.runtime import arguments, autograd, derivatives, dropout, operator, rows, winners
 from attncc.runtime.device import INTERPRETER, target_for
 from attncc.runtime.kernels import Kernels, Place
 from attncc.runtime.ready import Launch, Ready
@@ -45,7 +45,9 @@ class Attention:
         self.text = frontend.canonical(self.spec)  # with the constants baked in
         self.kernels = Kernels(parsed, self.consts, self.text, tuned)
         rule = normaliser(self.spec)
-        self.has_lse, self.statistic = rule.has_lse, rule.statistic
+        self.has_lse, self.has_statistic = rule.has_lse, rule.statistic
+        self.statistic = rule.statistic or bool(self.spec.reports)  # whether a call has a second result
+        self.reporting: dict[frozenset[str], Attention] = {}  # the same with more of each row
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors = arguments.divisors(self.spec)
@@ -79,9 +81,8 @@ class Attention:
         """
         from attncc.runtime import tune
 
-        found = tune.tune(
-            self, q, k, v, {**(params or {}), **given}, passes=passes, cold=cold, budget=budget, tell=tell
-        )
+        every = {**(params or {}), **given}
+        found = tune.tune(self, q, k, v, every, passes=passes, cold=cold, budget=budget, tell=tell)
         for known in (self._ready, self._launchers, self._derived):
             known.clear()
         self.kernels.forget()
@@ -101,23 +102,26 @@ class Attention:
         return _restored, (self.parsed.text, self.parsed.filename, self.consts, self.target)
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False, validate: bool = False,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False, return_max: bool = False,
+        return_entropy: bool = False, return_pairs: bool = False, validate: bool = False,
         deterministic: bool | None = None, **given: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:  # fmt: skip
         """q [B, H, Q, D], k [B, H_kv, K, D], v [B, H_kv, K, D_v] of one dtype, any strides; parameters by name.
 
-        Returns out [B, H, Q, D_v] in q's dtype, and with `return_lse` the lse [B, H, Q] in float32, natural logarithm,
-        which a normaliser that divides by no sum of exponentials refuses.
+        Returns out [B, H, Q, D_v] in q's dtype, then what is asked for, [B, H, Q] in float32: the natural lse,
+        where weights are divided by a sum; a row's greatest score; its weights' entropy; its pairs' number, int64.
         `seed`, of a spec with dropout, says which weights are dropped; left out, it is the next of torch's generator on
-        the CPU. `validate` checks what the spec promises of tensors (`sorted`), which waits for the device.
-        Equal calls give equal bits, and with `deterministic` their gradients do too, for which a backward pass that
-        adds in any order gives way; left out, torch.use_deterministic_algorithms says so. Differentiable once by q, k,
-        v and parameters that the spec marks `grad`, out and lse alike. TypeError or ValueError name the argument that
-        is wrong, one that requires a gradient that the spec does not give among them.
+        the CPU. `validate` checks what the spec promises of tensors (`sorted`), which waits for the device. Equal calls
+        give equal bits, with `deterministic` their gradients too, for which a backward pass that adds in any order
+        gives way; left out, torch.use_deterministic_algorithms says so. Differentiable once by q, k, v and parameters
+        marked `grad`: out, lse, entropy. TypeError or ValueError name what is wrong, gradients not given among it.
         """
         if return_lse and not self.has_lse:
-            why = "has a threshold in place of an lse" if self.statistic else "divides by no sum, and has no lse"
+            why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
+        if return_max or return_entropy or return_pairs or self.spec.reports:
+            flags = return_lse, return_max, return_entropy, return_pairs
+            return rows.call(self, (q, k, v), given, flags, validate, deterministic)
         out, lse = self.both(q, k, v, given, validate, deterministic)
         return (out, lse) if return_lse else out
 
@@ -130,7 +134,7 @@ class Attention:
         if compiling or autocast_is_on():
             q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
         if compiling or dispatch_modes():  # selective checkpoints see one operator, not its parts
-            return self._in_graph(q, k, v, given, validate, deterministic)
+            return self.in_graph(q, k, v, given, validate, deterministic)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
         try:
@@ -180,10 +184,9 @@ class Attention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
         cu_seqlens_k: torch.Tensor | None = None, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
         return_lse: bool = False, validate: bool = False, deterministic: bool | None = None, **given: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:  # fmt: skip
         """Sequences of different lengths, packed one behind another: q [total_q, H, D], k [total_k, H_kv, D],
         v [total_k, H_kv, D_v] of one dtype, any strides; parameters by name.
-
         Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] and the keys cu_seqlens_k[i] to
         cu_seqlens_k[i + 1]: int32 [B + 1], on q's device, from 0 to total_q and total_k, never falling. Left out,
         cu_seqlens_k is cu_seqlens_q. Positions, lengths, masks and alignment are each sequence's own, `b` is its
@@ -214,12 +217,11 @@ class Attention:
         """What only the elements of tensors can tell; waits for the device."""
         arguments.check_sorted(self.spec, given)
 
-    def _in_graph(
+    def in_graph(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool,
-        deterministic: bool | None,
+        deterministic: bool | None, text: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The call as one operator, in a graph that is being made or for a mode that looks at operators; arguments are
-        checked where it runs."""
+        """The call as one operator, for a graph or a mode that looks at operators; arguments are checked in it."""
         self._check_layout()
         if validate:
             raise ValueError("validate=True reads tensors, which a graph or a dispatch mode may not have yet")
@@ -227,7 +229,7 @@ class Attention:
             autograd.refuse_ungiven(self.spec, autograd.requiring(given))
         if self.spec.dropout is not None and given.get("seed") is None:
             given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64)}
-        return operator.call(self, q, k, v, derivatives.asking(given, deterministic))
+        return operator.call(self, q, k, v, derivatives.asking(given, deterministic), text)
 
     def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:
         """What these arguments lead to, checked."""

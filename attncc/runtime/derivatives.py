@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from attncc.runtime.rows import differentiable
+
 if TYPE_CHECKING:
     from attncc.ir import Param
     from attncc.runtime.attention import Attention
@@ -127,6 +129,7 @@ def compute(
     q, k, v, out, lse, d_out, d_lse = call
     assert out is not None
     d_lse = d_lse if attention.has_lse else None
+    lse, d_lse = (differentiable(attention, x) for x in (lse, d_lse))
     d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out.to(out.dtype)
     d_q, d_k, d_v, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), given, deterministic)
     return d_q, d_k, d_v, *(more[n].to(given[n]) for n in learned)

@@ -25,6 +25,7 @@ from attncc.runtime.reference import (
     has_lse,
     keep_mask,
     reference,
+    rows,
     sink_of,
     sparse,
     summed,
@@ -69,6 +70,7 @@ def gradients(
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
     finite = torch.where(lse.isfinite(), lse, 0.0)
     ends = ([out, finite], [d_out, d_lse]) if has_lse(spec) else ([out], [d_out])
+    finite, d_lse = _of_lse(spec, finite, d_lse)
     found = torch.autograd.grad(ends[0], list(leaves.values()), ends[1], **options)
     dp = d_out.abs() @ leaves["v"].detach().abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT
     if has_lse(spec):
@@ -87,6 +89,14 @@ def gradients(
         dict(zip(leaves, found, strict=True)),
         {n: float(x.abs().sum()) for n, x in zip(leaves, flowing, strict=True)},
     )
+
+
+def _of_lse(spec: AttentionSpec, lse: Tensor, d_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The lse alone where more lies beside it, and a gradient of it as large as that of the others can make."""
+    if not spec.reports or not has_lse(spec):
+        return lse, d_lse
+    size = 1 + lse.detach().abs()  # an entropy has slopes as large as itself and the logarithm of a weight
+    return lse[..., 0], (d_lse.abs() * size).sum(-1)
 
 
 def differences(
@@ -193,6 +203,7 @@ def dense(
         s = to(evaluate(score, env.having(s=s)).expand(product.shape))
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
     e, lse = _weights(spec, env, s, keep)
+    lse = rows(spec, env, torch.where(keep, s, -math.inf), e, lse) if spec.reports else lse
     p, keep = to(e), chosen(spec, e, keep)
     if spec.weight is not None or spec.dropout is not None:
         p = to(weighed(spec, p, keep, env, params))

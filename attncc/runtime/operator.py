@@ -19,6 +19,8 @@ from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
+from attncc.runtime.rows import columns
+
 if TYPE_CHECKING:
     from attncc.ir import AttentionSpec
     from attncc.runtime.attention import Attention
@@ -28,8 +30,11 @@ CALL = "str spec, str target, str names, Tensor q, Tensor k, Tensor v, Tensor[] 
 Numbers = Sequence[Any]
 
 
-def call(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """out and lse as one node of a graph; parameters by name, tensors and numbers."""
+def call(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], text: str = ""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out and lse as one node of a graph; parameters by name, tensors and numbers. `text` is the spec's, or one that
+    asks for more of each row."""
     given = {n: torch.as_tensor(x) if isinstance(x, (np.ndarray, np.floating)) else x for n, x in given.items()}
     tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
     real = (float, numbers.Real, torch.SymFloat)
@@ -37,7 +42,7 @@ def call(attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[s
     ints = {n: x for n, x in given.items() if n not in tensors and n not in floats}
     names = ",".join([*tensors, *ints, *floats])
     return torch.ops.attncc.attention(
-        attention.text, attention.target or "", names, q, k, v, [*tensors.values()], [*ints.values()],
+        text or attention.text, attention.target or "", names, q, k, v, [*tensors.values()], [*ints.values()],
         [*floats.values()],
     )  # fmt: skip
 
@@ -69,8 +74,11 @@ def _shapes(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     rows: tuple[Any, ...] = (0,)
-    if attention_of(spec, target).statistic:  # [B, H, Q], or [H, total_q] of packed sequences
+    attention = attention_of(spec, target)
+    if attention.statistic:  # [B, H, Q], or [H, total_q] of packed sequences
         rows = tuple(q.shape[:-1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+    if attention.spec.reports:
+        rows = (*rows, len(columns(attention.spec, attention.has_statistic)))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows, dtype=dtype)
 
 

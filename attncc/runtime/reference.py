@@ -245,6 +245,7 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
     exp(sink)); a row that sees nothing gives 0, its lse is -inf or the sink. A policy without an
     lse gives an empty one, and its own weights; a sparse one its thresholds, +inf where a row sees nothing.
+    With `layout { rows … }` the lse and what these are lie side by side, [B, H, Q, n].
     """
     spec = spec.bind({p.name: int(params[p.name]) for p in spec.consts if p.name in params})
     env = environment(spec, q, k, params)
@@ -253,7 +254,31 @@ def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapp
     s = torch.where(keep, s, -math.inf)
     p, lse = normalised(spec, s, env)
     kept = chosen(spec, p, s != -math.inf)
+    lse = rows(spec, env, s, p, lse) if spec.reports else lse
     return weighted_values(weighed(spec, p, kept, env, params), v, kept), lse
+
+
+def rows(spec: AttentionSpec, env: Env, s: Tensor, p: Tensor, lse: Tensor) -> Tensor:
+    """The lse and the spec's reports side by side, [B, H, Q, n], of scores, excluded ones -inf, and their weights."""
+    kept = s != -math.inf
+    found = [lse] if lse.numel() else []
+    for report in spec.reports:
+        if report == "max":
+            found.append(s.detach().amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf))
+        elif report == "pairs":
+            found.append(kept.sum(-1).to(torch.float64))
+        else:
+            found.append(_entropy(spec, env, torch.where(kept, s, 0.0), torch.where(kept, p, 0.0), lse))
+    return torch.stack(found, -1)
+
+
+def _entropy(spec: AttentionSpec, env: Env, s: Tensor, p: Tensor, lse: Tensor) -> Tensor:
+    """-sum p log p over the pairs and the sink, as the lse less the mean score; 0 where a row has neither."""
+    mean = (p * s).sum(-1)
+    if (sink := sink_of(spec)) is not None:
+        extra = evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)[..., 0]
+        mean = mean + torch.exp(extra - lse) * extra
+    return torch.where(lse.isfinite(), lse - mean, 0.0)
 
 
 def chosen(spec: AttentionSpec, p: Tensor, keep: Tensor) -> Tensor:

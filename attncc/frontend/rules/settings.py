@@ -26,7 +26,7 @@ from attncc.frontend.reader import Body, Draft
 from attncc.frontend.report import quoted, span_of
 from attncc.frontend.rules.context import Context
 from attncc.frontend.rules.expressions import Node, integer
-from attncc.ir import Layout, Precision, Schedule
+from attncc.ir import REPORTS, Layout, Precision, Schedule
 
 Values = dict[str, Any]
 Rule = Callable[[str, Sequence[Node], Context], Values]
@@ -165,7 +165,10 @@ def _word(name: str, nodes: Sequence[Node], allowed: Sequence[str], context: Con
 
 
 def _layout(name: str, nodes: Sequence[Node], context: Context) -> Values:
-    """`q FORM`, `kv FORM, QUANTISED(scales = …)`, `v shared(columns = N)`; kept as one canonical text."""
+    """`q FORM`, `kv FORM, QUANTISED(scales = …)`, `v shared(columns = N)`, `rows REPORT, …`; kept as one canonical
+    text."""
+    if name == "rows":
+        return _reports(nodes, context)
     if name == "v":
         good = [_form(nodes[0], "shared", "columns", context)] if len(nodes) == 1 else [None]
     else:
@@ -185,6 +188,18 @@ def _layout(name: str, nodes: Sequence[Node], context: Context) -> Values:
             context.report.error("E704", nodes[1], "'v' takes one value", "write v shared(columns = 512)")
         return {}
     return {name: ", ".join(str(g) for g in good)}
+
+
+def _reports(nodes: Sequence[Node], context: Context) -> Values:
+    """What is returned of each row: words of REPORTS, each once, kept in their order."""
+    found: list[str] = []
+    for node in nodes:
+        made = _word("rows", [node], REPORTS, context)
+        if made and made["rows"] in found:
+            context.report.error("E702", node, f"{quoted(made['rows'])} is named a second time")
+        elif made:
+            found.append(made["rows"])
+    return {"rows": ", ".join(r for r in REPORTS if r in found)}
 
 
 def _memory(node: Node, forms: Sequence[str], context: Context) -> str | None:
