@@ -127,7 +127,7 @@ def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, algorithm: str | None = None) -> Callable[[], Any]:
-    attn = forward.compiled(row, algorithm)
+    attn = forward.compiled(row.spec, algorithm)
     learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
     return pass_of(lambda: attn(*inputs, **row.params), [*inputs, *learned], d_out)
 

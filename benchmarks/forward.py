@@ -144,17 +144,17 @@ def compile_flex(part: str, index: int) -> None:
     peers.flex(*tensors(row), row.mask, row.score)()
 
 
-def compiled(row: Row, algorithm: str | None) -> attncc.Attention:
-    """The spec of a row, with the algorithm that the planner chooses or with this one."""
-    text = (SPECS / f"{row.spec}.attn").read_text(encoding="utf-8")
+def compiled(spec: str, algorithm: str | None) -> attncc.Attention:
+    """A spec of the library, with the algorithm that the planner chooses or with this one."""
+    text = (SPECS / f"{spec}.attn").read_text(encoding="utf-8")
     pinned = f"\nschedule {{ algorithm {algorithm} }}\n" if algorithm else ""
-    return attncc.compile(text + pinned, row.spec)
+    return attncc.compile(text + pinned, spec)
 
 
 def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]:
     q, k, v = tensors(row)
     start = time.perf_counter()
-    attn = compiled(row, algorithm)
+    attn = compiled(row.spec, algorithm)
     out = attn(q, k, v, **row.params)
     torch.cuda.synchronize()
     first = time.perf_counter() - start

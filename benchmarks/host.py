@@ -61,7 +61,7 @@ def measure(name: str, length: int, params: dict[str, Any]) -> dict[str, Any]:
     q, k, v = (torch.randn(1, length, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     attn = attncc.load(SPECS / f"{name}.attn")
     attn(q, k, v, **params)
-    (launch,) = attn._launchers.values()
+    (launch,) = attn.launchers()
     spelled, recorder = f"{attn.name}_forward", Recorder()
     kernel = launch.__globals__[spelled]
     launch.__globals__[spelled] = recorder

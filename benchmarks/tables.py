@@ -38,14 +38,21 @@ def backward(record: dict[str, Any]) -> list[str]:
 
 
 def new_masks(record: dict[str, Any]) -> list[str]:
-    """Milliseconds of a call with a new length and a new mask, and how many times ours each form of a peer takes."""
-    forms = [n for n in record["rows"][0]["ms"] if n != "attncc"]
-    titles = (n.replace("flex", PEERS["flex"]) for n in forms)
-    lines = [_cells("row", "attncc", *titles), "|---" * (len(forms) + 2) + "|"]
+    """Milliseconds of a call with a new length and a new mask, and how many times ours each form of a peer takes.
+
+    Ours as planned, with what of it passes until the call returns, and with other algorithms.
+    """
+    names = list(record["rows"][0]["ms"])
+    forms = [n for n in names if n.startswith("flex")]
+    others = [n for n in names if n not in ("attncc", *forms)]
+    host = ["of it on the host"] if "host_ms" in record["rows"][0] else []
+    titles = ("row", "attncc", *host, *others, *(n.replace("flex", PEERS["flex"]) for n in forms))
+    lines = [_cells(*titles), "|---" * len(titles) + "|"]
     for row in record["rows"]:
         ours = row["ms"]["attncc"]
-        shown = (f"{row['ms'][n]:.2f} ({row['ms'][n] / ours:.1f})" for n in forms)
-        lines.append(_cells(row["row"], f"{ours:.2f}", *shown))
+        times = [ours, *([row["host_ms"]["attncc"]] if host else []), *(row["ms"][n] for n in others)]
+        beside = (f"{row['ms'][n]:.2f} ({row['ms'][n] / ours:.1f})" for n in forms)
+        lines.append(_cells(row["row"], *(f"{ms:.2f}" for ms in times), *beside))
     return lines
 
 

@@ -5,7 +5,7 @@ from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs
 from attncc.analysis.derivative import derivative, ungradable
 from attncc.analysis.evaluate import Env, evaluate
 from attncc.analysis.kernel import kernel_visits
-from attncc.analysis.lift import Prover, nonnegative
+from attncc.analysis.lift import Prover, divisors, nonnegative
 from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
 from attncc.analysis.spread import spread
@@ -20,6 +20,7 @@ __all__ = [
     "alike_visits",
     "balance",
     "derivative",
+    "divisors",
     "empty_row_count",
     "evaluate",
     "kept_pairs",

@@ -32,7 +32,7 @@ EXTENTS = {**LENGTHS, "b": "b_len", "h": "h_len"}
 
 
 def divisors(spec: AttentionSpec) -> frozenset[str]:
-    """Scalar names that stand as a divisor of `//` or `%`: every call checks that they are at least 1."""
+    """Scalars and free axes that are a divisor of `//` or `%`: every call checks that they are at least 1."""
     found: set[str] = set()
     for e in expressions(spec):
         for n in walk(e):

@@ -30,12 +30,12 @@ class Widths:
 
     `limit`: the largest power of two L such that every integer of mask, score and visits stays inside 32 bits where
     all lengths (batch, heads and free axes too) and the magnitudes of all int parameters are at most L; 0 where there
-    is none (an i32 element in a sum, say). `clamps`: int parameters that may be clamped on the host to (lowest,
-    highest), in q_len and k_len, without a change of meaning.
+    is none (an i32 element in a sum, say). `clamped`: int parameters that may be clamped to ±(q_len + k_len) on the
+    host without a change of meaning.
     """
 
     limit: int
-    clamps: Mapping[str, tuple[Expr, Expr]]
+    clamped: frozenset[str]
     spec: AttentionSpec
     plans: tuple[Visits, ...]
 
@@ -51,7 +51,7 @@ def widths(spec: AttentionSpec, plans: Iterable[Visits] | None = None) -> Widths
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _narrow(spec, found, 2**middle, {}) else (low, middle - 1)
-    return Widths(2**low if low >= 0 else 0, clamps(spec), spec, found)
+    return Widths(2**low if low >= 0 else 0, clamped(spec), spec, found)
 
 
 class _Overflow(Exception):
@@ -196,17 +196,16 @@ RULES: dict[str, Callable[[list[Any]], Pair]] = {
 }
 
 
-def clamps(spec: AttentionSpec) -> dict[str, tuple[Expr, Expr]]:
+def clamped(spec: AttentionSpec) -> frozenset[str]:
     """Int parameters that only ever stand alone against positions: beyond -(q_len + k_len) and q_len + k_len nothing
     changes. One that stands anywhere else (inside a product, an index, a score) is left out.
     """
     elsewhere = {n for e in expressions(spec) if e not in spec.masks for n in names(e)}
     algebra = Algebra(spec_facts(spec))
     found = literals(Lift(spec, algebra).mask(), "k")
-    size = Op("+", (Var("q_len", "int"), Var("k_len", "int")), "int")
-    safe: dict[str, tuple[Expr, Expr]] = {}
+    safe = set()
     for p in spec.scalars:
         uses = [e for e in found if p.name in e.free]
         if p.type == "int" and uses and p.name not in elsewhere and all(settled(e, algebra.var(p.name)) for e in uses):
-            safe[p.name] = (Op("neg", (size,), "int"), size)
-    return safe
+            safe.add(p.name)
+    return frozenset(safe)

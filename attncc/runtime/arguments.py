@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from attncc import analysis
 from attncc.errors import shown_number
-from attncc.ir import AttentionSpec, Op, Param, Var, walk
+from attncc.ir import AttentionSpec, Param
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
 EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # of which a call quantises its inputs
@@ -37,6 +38,20 @@ class Sizes:
     free: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What a spec says of the tensors of its calls, gathered once: `tensors` with the axes that are stored."""
+
+    tensors: tuple[Param, ...]
+    free_axes: tuple[str, ...]
+    dividing_axes: tuple[str, ...]
+
+
+def declared(spec: AttentionSpec) -> Declared:
+    tensors = tuple(replace(p, axes=spec.stored_axes(p)) for p in spec.tensors)
+    return Declared(tensors, spec.free_axes, tuple(sorted(analysis.divisors(spec) & set(spec.free_axes))))
+
+
 def autocast(q: Any, k: Any, v: Any, inputs: str | None) -> tuple[Any, Any, Any]:
     """q, k and v in the type of torch.autocast where it is on, as PyTorch's own attention takes them: 16-bit ones and
     float32, unless the spec's precision says what they are (`inputs`)."""
@@ -55,35 +70,38 @@ PACKED_FORMS = {"q": "[total_q, H, D]", "k": "[total_k, H_kv, D]", "v": "[total_
 
 def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) -> None:
     """Of FORMS, or PACKED_FORMS: one dtype, one device. TypeError or ValueError."""
-    forms, length = (PACKED_FORMS, 0) if packed else (FORMS, 2)
+    forms, rank, length = (PACKED_FORMS, 3, 0) if packed else (FORMS, 4, 2)
+    dtype, device = getattr(q, "dtype", None), getattr(q, "device", None)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, and is {_a(type(x).__name__)}")
         _check_dense(name, x)
-        if x.dim() != len(forms[name].split()):
+        if x.dim() != rank:
             raise ValueError(f"{name} must be {forms[name]}, and has shape {list(x.shape)}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must have the dtype of q, {q.dtype}, and has {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, and is on {x.device}")
+        if x.dtype != dtype:
+            raise TypeError(f"{name} must have the dtype of q, {dtype}, and has {x.dtype}")
+        if x.device != device:
+            raise ValueError(f"{name} must be on the device of q, {device}, and is on {x.device}")
     if q.dtype not in DTYPES:
         raise TypeError(f"q must be bfloat16, float16 or float32 (float64 too on a CPU), and is {q.dtype}")
     if inputs is not None and DTYPES[q.dtype] != inputs:
         raise TypeError(f"q must be {inputs}, as the spec's precision says, and is {q.dtype}")
     if q.dtype == torch.float64 and q.device.type != "cpu":
         raise TypeError("q is float64: only the CPU program takes that")
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
     if not packed:
-        _same("batch size B", q, k, v, axis=0, others=("k", "v"))
-    _same("number of heads H_kv", k, v, axis=1, first="k", others=("v",))
-    _same("head size D", q, k, axis=-1, others=("k",))
-    _same("length total_k" if packed else "length K", k, v, axis=length, first="k", others=("v",))
-    heads, kv_heads = q.shape[1], k.shape[1]
+        _same("q's batch size B", of_q[0], "k", of_k[0])
+        _same("q's batch size B", of_q[0], "v", of_v[0])
+    _same("k's number of heads H_kv", of_k[1], "v", of_v[1])
+    _same("q's head size D", of_q[-1], "k", of_k[-1])
+    _same("k's length total_k" if packed else "k's length K", of_k[length], "v", of_v[length])
+    heads, kv_heads = of_q[1], of_k[1]
     if (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(f"k must have a number of heads that divides q's {heads}, and has {kv_heads}")
-    if not q.shape[-1] >= 1 or not v.shape[-1] >= 1:
-        raise ValueError(f"head sizes must be at least 1: D is {q.shape[-1]}, D_v is {v.shape[-1]}")
-    if max(q.shape[length], k.shape[length]) > LONGEST:
-        raise ValueError(f"lengths must be below 2^31: {q.shape[length]} rows of q, {k.shape[length]} keys")
+    if not of_q[-1] >= 1 or not of_v[-1] >= 1:
+        raise ValueError(f"head sizes must be at least 1: D is {of_q[-1]}, D_v is {of_v[-1]}")
+    if max(of_q[length], of_k[length]) > LONGEST:
+        raise ValueError(f"lengths must be below 2^31: {of_q[length]} rows of q, {of_k[length]} keys")
 
 
 def _check_dense(name: str, x: torch.Tensor) -> None:
@@ -93,10 +111,9 @@ def _check_dense(name: str, x: torch.Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, and is {_a(kind)} one")
 
 
-def _same(what: str, *tensors: torch.Tensor, axis: int, first: str = "q", others: Sequence[str]) -> None:
-    for name, x in zip(others, tensors[1:], strict=True):
-        if x.shape[axis] != tensors[0].shape[axis]:
-            raise ValueError(f"{name} must have {first}'s {what}, {tensors[0].shape[axis]}, and has {x.shape[axis]}")
+def _same(what: str, size: int, name: str, found: int) -> None:
+    if found != size:
+        raise ValueError(f"{name} must have {what}, {size}, and has {found}")
 
 
 def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
@@ -123,7 +140,7 @@ def declaration(p: Param) -> str:
 
 
 def check_tensors(
-    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any],
+    declared: Declared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any],
     sequences: int | None = None,
 ) -> Sizes:  # fmt: skip
     """Element types, devices, ranks and extents of tensor parameters; free axes agree wherever they stand.
@@ -135,7 +152,7 @@ def check_tensors(
         "b": (b_len, "B"), "h": (q.shape[1], "H"), "h_kv": (k.shape[1], "H_kv"), "row": (q_len, rows),
         "k": (k_len, keys),
     }  # fmt: skip
-    for p in (replace(p, axes=spec.stored_axes(p)) for p in spec.tensors):
+    for p in declared.tensors:
         x = given[p.name]
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {_a(type(x).__name__)}")
@@ -150,8 +167,8 @@ def check_tensors(
             raise ValueError(f"{p.name} must have the axes {declaration(p)}, and has shape {list(x.shape)}")
         for i, axis in enumerate(p.axes):
             _check_axis(p, i, axis, x.shape[i], extents)
-    free = {a: extents[a][0] for a in spec.free_axes}
-    for axis in sorted(divisors(spec) & set(free)):
+    free = {a: extents[a][0] for a in declared.free_axes}
+    for axis in declared.dividing_axes:
         if free[axis] < 1:
             raise ValueError(f"the axis {axis} divides, so that it must be at least 1 long, and is {free[axis]}")
     return Sizes(b_len, q.shape[1], k.shape[1], q_len, k_len, q.shape[-1], v.shape[-1], free)
@@ -170,20 +187,6 @@ def _check_axis(p: Param, i: int, axis: str | int, extent: int, extents: dict[st
         raise ValueError(
             f"{p.name} must have {wanted}{unit}{whence} along axis {i} of {declaration(p)}, and has {extent}"
         )
-
-
-def divisors(spec: AttentionSpec) -> frozenset[str]:
-    """Names of scalars and free axes that stand alone as a divisor somewhere: they must be at least 1."""
-    found: set[str] = set()
-
-    def look(e: Any) -> Any:
-        for n in walk(e):
-            if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var):
-                found.add(n.args[1].name)
-        return e
-
-    spec.map(look)
-    return frozenset(found)
 
 
 def scalar(p: Param, value: Any, divides: bool) -> int | float:

@@ -16,7 +16,7 @@ from attncc.ir import AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, derivatives, dropout, operator, rows, winners
 from attncc.runtime.device import INTERPRETER, target_for
 from attncc.runtime.kernels import Kernels, Place
-from attncc.runtime.ready import Launch, Ready
+from attncc.runtime.ready import Kind, Launch, Ready
 from attncc.runtime.search import BUDGET
 
 if TYPE_CHECKING:
@@ -46,19 +46,24 @@ class Attention:
         self.kernels = Kernels(parsed, self.consts, self.text, tuned)
         rule = normaliser(self.spec)
         self.has_lse, self.has_statistic = rule.has_lse, rule.statistic
-        self.statistic = rule.statistic or bool(self.spec.reports)  # whether a call has a second result
+        self._reports = bool(self.spec.reports)
+        self.statistic = rule.statistic or self._reports  # whether a call has a second result
         self.reporting: dict[frozenset[str], Attention] = {}  # the same with more of each row
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
-        divisors = arguments.divisors(self.spec)
-        self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, whether it divides
-            (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors)
+        divisors, clamped = analysis.divisors(self.spec), self._widths.clamped
+        self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, divides, is clamped
+            (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors,
+             p.name in clamped)
             for p in self.spec.scalars
-        )
+        )  # fmt: skip
+        self._ints = tuple(p.name for p in self.spec.scalars if p.type == "int")
+        self._declared = arguments.declared(self.spec)
+        self._fits = lru_cache(KNOWN_CALLS)(self._narrow)
         self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
-        self._launchers: dict[tuple[Any, ...], Launch] = {}
+        self._kinds: dict[tuple[Place, Shape], Kind] = {}
         self._derived: dict[tuple[Any, ...], Any] = {}
 
     @property
@@ -83,7 +88,7 @@ class Attention:
 
         every = {**(params or {}), **given}
         found = tune.tune(self, q, k, v, every, passes=passes, cold=cold, budget=budget, tell=tell)
-        for known in (self._ready, self._launchers, self._derived):
+        for known in (self._ready, self._kinds, self._derived):
             known.clear()
         self.kernels.forget()
         return found
@@ -119,7 +124,7 @@ class Attention:
         if return_lse and not self.has_lse:
             why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
-        if return_max or return_entropy or return_pairs or self.spec.reports:
+        if return_max or return_entropy or return_pairs or self._reports:
             flags = return_lse, return_max, return_entropy, return_pairs
             return rows.call(self, (q, k, v), given, flags, validate, deterministic)
         out, lse = self.both(q, k, v, given, validate, deterministic)
@@ -172,9 +177,9 @@ class Attention:
         self, ready: Ready, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         values, narrow = self._values(ready, given)
-        pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.whole else 0)
+        pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.kind.whole else 0)
         aligned = ready.aligned and pointers % TMA_BYTES == 0
-        launch = ready.launches.get((narrow, aligned)) or ready.build(narrow, aligned)
+        launch = ready.launches.get((narrow, aligned)) or ready.kind.build(narrow, aligned)
         if ready.device is None or ready.device == torch.cuda.current_device():
             return launch(q, k, v, **values)
         with torch.cuda.device(ready.device):
@@ -242,8 +247,8 @@ class Attention:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
         numbers, narrow = ready.usual, ready.narrow
         if numbers is None:
-            numbers, ints = self._numbers(ready.clamps, given)
-            narrow = narrow and (not ints or ready.fits(ints))
+            numbers, ints = self._numbers(ready.reach, given)
+            narrow = narrow and (not ints or self._fits(ready.longest, ints))
         elif self._same_names:
             return ({**numbers, **given} if numbers else given), narrow
         values = {**numbers, **{spelled: given[name] for name, spelled in self._tensors.items()}}
@@ -251,19 +256,16 @@ class Attention:
             values["seed"] = given["seed"]
         return values, narrow
 
-    def _numbers(
-        self, clamps: Mapping[str, tuple[int, int]], given: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], tuple[int, ...]]:
+    def _numbers(self, reach: int, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Scalars by their names in the generated file, and the ints among them in order."""
         values, ints = {}, []
-        for name, spelled, plain, p, divides in self._scalars:
+        for name, spelled, plain, p, divides, clamped in self._scalars:
             value = given.get(name, p.default)
             if not plain or type(value) is not int or not -(2**63) <= value < 2**63:
                 value = arguments.scalar(p, value, divides)
             if type(value) is int:
-                bounds = clamps.get(name)
-                if bounds is not None:
-                    value = min(max(value, bounds[0]), bounds[1])
+                if clamped:
+                    value = min(max(value, -reach), reach)
                 ints.append(value)
             values[spelled] = value
         return values, tuple(ints)
@@ -278,26 +280,18 @@ class Attention:
             arguments.DTYPES[q.dtype],
         ))  # fmt: skip
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
-        whole = target != INTERPRETER and self.kernels.route(place, shape, 32).algorithm == "fa3"
-        aligned = target != INTERPRETER and self._addressable((q, k, v) if whole else (k, v))
-        launches: dict[tuple[bool, bool], Launch] = {}
-        build = partial(self._launcher, place, shape, launches)
-        build(True, aligned)
-        here = analysis.Env({"q_len": sizes.q_len, "k_len": sizes.k_len})
-        clamps = {
-            n: (int(analysis.evaluate(low, here)), int(analysis.evaluate(high, here)))
-            for n, (low, high) in self._widths.clamps.items()
-        }
-        fits = lru_cache(KNOWN_CALLS)(partial(self._fits, longest))
-        usual, narrow = None, True
+        kind = self._kinds.get((place, shape)) or self._kind(place, shape)
+        aligned = target != INTERPRETER and self._addressable((q, k, v) if kind.whole else (k, v))
+        if (True, aligned) not in kind.launches:
+            kind.build(True, aligned)
+        usual, narrow, reach = None, True, sizes.q_len + sizes.k_len
         if not any(name in given for name, *_ in self._scalars):
-            usual, ints = self._numbers(clamps, {})
-            narrow = fits(ints)
-        elif not any(p.type == "int" for p in self.spec.scalars):
-            narrow = fits(())
+            usual, ints = self._numbers(reach, {})
+            narrow = self._fits(longest, ints)
+        elif not self._ints:
+            narrow = self._fits(longest, ())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
-        derived = partial(self._backward, place, shape), partial(self._derivative, pipeline.tangent, place, shape)
-        ready = Ready(launches, build, clamps, usual, fits, aligned, whole, narrow, device, *derived)
+        ready = Ready(kind, kind.launches, aligned, longest, reach, usual, narrow, device)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
@@ -315,29 +309,35 @@ class Attention:
         self._check_layout()
         arguments.check_qkv(q, k, v, self.spec.precision.inputs)
         arguments.check_names(self.spec, given)
-        return arguments.check_tensors(self.spec, q, k, v, given)
+        return arguments.check_tensors(self._declared, q, k, v, given)
 
     def _check_layout(self) -> None:
         if self.spec.ragged:
             raise TypeError(f"{self.name} has the layout ragged: call its varlen(q, k, v, cu_seqlens_q, ...)")
 
-    def _fits(self, longest: int, ints: tuple[int, ...]) -> bool:
+    def _narrow(self, longest: int, ints: tuple[int, ...]) -> bool:
         """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""
         if max(longest, *map(abs, ints), 0) <= self._widths.limit:
             return True
-        scalars = (p.name for p in self.spec.scalars if p.type == "int")
-        return self._widths.fits(longest, dict(zip(scalars, ints, strict=True)))
+        return self._widths.fits(longest, dict(zip(self._ints, ints, strict=True)))
 
-    def _launcher(
-        self, place: Place, shape: Shape, launches: dict[tuple[bool, bool], Launch], narrow: bool, aligned: bool
-    ) -> Launch:
-        """The launcher of the generated file for a shape class; found or built, and loaded, once."""
-        key = (place, shape, narrow, aligned)
-        found = self._launchers.get(key)
-        if found is None:
-            found = self._launchers[key] = self._load(place, shape, 32 if narrow else 64, aligned)
-        launches[narrow, aligned] = found
-        return found
+    def _kind(self, place: Place, shape: Shape) -> Kind:
+        """What calls of a place and a bucket of shapes share, once for them."""
+        launches: dict[tuple[bool, bool], Launch] = {}
+
+        def build(narrow: bool, aligned: bool) -> Launch:
+            """The launcher of the generated file, found or built, and loaded."""
+            made = launches[narrow, aligned] = self._load(place, shape, 32 if narrow else 64, aligned)
+            return made
+
+        whole = place[0] != INTERPRETER and self.kernels.route(place, shape, 32).algorithm == "fa3"
+        derived = partial(self._backward, place, shape), partial(self._derivative, pipeline.tangent, place, shape)
+        made = self._kinds[place, shape] = Kind(launches, build, whole, *derived)
+        return made
+
+    def launchers(self) -> tuple[Launch, ...]:
+        """Those of the forward pass that calls have led to so far, each once."""
+        return tuple(dict.fromkeys(launch for kind in self._kinds.values() for launch in kind.launches.values()))
 
     def gradients(
         self, ready: Ready, call: tuple[torch.Tensor | None, ...], given: Mapping[str, Any],
@@ -352,7 +352,7 @@ class Attention:
         values, narrow = self._values(ready, given)
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        launch = ready.backward(narrow, deterministic)
+        launch = ready.kind.backward(narrow, deterministic)
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values)
 
@@ -366,7 +366,7 @@ class Attention:
         values, narrow = self._values(ready, given)
         moved = codegen.tangent_names(self.spec)
         named = {moved[n]: x if n in self._tensors else float(x) for n, x in moves.items()}
-        launch = ready.tangent(narrow)
+        launch = ready.kind.tangent(narrow)
         with torch.cuda.device(ready.device) if ready.device is not None else nullcontext():
             return launch(*call, **values, **named)
 

@@ -195,7 +195,7 @@ class Compiled:
         if self.attention.spec.ragged:  # for which there is one
             return None
         ready = self.attention.ready(q, k, v, params)
-        launches = {ready.backward(ready.narrow, asked) for asked in (False, True)}
+        launches = {ready.kind.backward(ready.narrow, asked) for asked in (False, True)}
         return replace(self, deterministic=True) if len(launches) > 1 else None
 
 

@@ -94,7 +94,7 @@ class EightBit(Attention):
             )
         arguments.check_qkv(q, k, v, None)
         arguments.check_names(self.spec, given)
-        return arguments.check_tensors(self.spec, q, k, v, given)
+        return arguments.check_tensors(self._declared, q, k, v, given)
 
 
 class Fed(Attention):
@@ -107,7 +107,7 @@ class Fed(Attention):
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         mine = {n: x for n, x in given.items() if n not in SCALES}
         arguments.check_names(self.spec, mine)
-        sizes = arguments.check_tensors(self.spec, q, k, v, mine)
+        sizes = arguments.check_tensors(self._declared, q, k, v, mine)
         return replace(sizes, head_dim_v=v.shape[2])
 
     def _addressable(self, loaded: Any) -> bool:

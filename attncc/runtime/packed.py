@@ -69,7 +69,7 @@ class Packed(Attention):
             raise ValueError(f"cu_seqlens_k must have the length of cu_seqlens_q, {sequences + 1}, and has {found}")
         mine = {n: x for n, x in given.items() if n not in STARTS and n not in LONGEST}
         arguments.check_names(self.spec, mine)
-        sizes = arguments.check_tensors(self.spec, q, k, v, mine, sequences)
+        sizes = arguments.check_tensors(self._declared, q, k, v, mine, sequences)
         rows = _longest("max_seqlen_q", given.get("max_seqlen_q"), sizes.q_len)
         return replace(sizes, q_len=rows, k_len=_longest("max_seqlen_k", given.get("max_seqlen_k"), sizes.k_len))
 

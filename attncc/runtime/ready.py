@@ -13,17 +13,25 @@ Tangent = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What a signature (shapes, strides, dtypes, devices) leads to."""
+class Kind:
+    """What calls of one place and bucket of shapes share: kernels."""
 
     launches: dict[tuple[bool, bool], Launch]  # by: 32-bit integers do, TMA can address K and V
     build: Callable[[bool, bool], Launch]  # one that is missing
-    clamps: Mapping[str, tuple[int, int]]  # beyond these bounds an int parameter changes nothing at these lengths
-    usual: Mapping[str, int | float] | None  # the numbers by their names in the file, where the call gives none of them
-    fits: Callable[[tuple[int, ...]], bool]  # whether int parameters, in order, are safe in 32 bits
-    aligned: bool  # strides that TMA takes
     whole: bool  # TMA loads q too, not k and v alone
-    narrow: bool  # 32-bit integers are exact, where no int parameter that is given has a say in it
-    device: int | None  # index of the GPU, where there are several
     backward: Callable[..., Backward]  # found or built when asked for, by: 32-bit integers do, deterministic
     tangent: Callable[[bool], Tangent]  # likewise, by the first
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a signature (shapes, strides, dtypes, devices) leads to."""
+
+    kind: Kind
+    launches: dict[tuple[bool, bool], Launch]  # the kind's: a call looks here first
+    aligned: bool  # strides that TMA takes
+    longest: int  # of all extents that an index can reach
+    reach: int  # q_len + k_len: an int parameter that is clamped changes nothing beyond
+    usual: Mapping[str, int | float] | None  # the numbers by their names in the file, where the call gives none of them
+    narrow: bool  # 32-bit integers are exact, where no int parameter that is given has a say in it
+    device: int | None  # index of the GPU, where there are several

@@ -26,7 +26,7 @@ def call(attn, offset=0):
 
 def files(attn):
     """What it has launched of, in the order of the calls."""
-    return [Path(launch.__code__.co_filename).name for launch in attn._launchers.values()]
+    return [Path(launch.__code__.co_filename).name for launch in attn.launchers()]
 
 
 def refuse(*_, **__):

@@ -29,13 +29,14 @@ class Launched:
 
 @pytest.fixture
 def operations(gpu, monkeypatch):
-    """operations(attention, *tensors, **params): the functions, Python's and C's, that a known call calls."""
+    """operations(attention, *tensors, **params): the functions, Python's and C's, that a known call calls, or, after
+    one of these, the first call of the tensors in `new`."""
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
 
-    def count(attention, *tensors, **params):
+    def count(attention, *tensors, new=None, **params):
         attention(*tensors, **params)
-        (launch,) = set(attention._launchers.values())
+        (launch,) = attention.launchers()
         for name in list(launch.__globals__):
             if name.startswith(f"{attention.name}_forward"):
                 launch.__globals__[name] = Launched()
@@ -49,7 +50,7 @@ def operations(gpu, monkeypatch):
 
         sys.setprofile(hear)
         try:
-            attention(*tensors, **params)
+            attention(*(new or tensors), **params)
         finally:
             sys.setprofile(None)
         return made[:-1]  # but the end of listening
@@ -71,6 +72,18 @@ def test_a_known_call_does_little_before_its_launch(operations, name, params, mo
         made = operations(attention, *tensors(), **params)
     assert len(made) <= most, made
     assert made.count("Tensor.new_empty") == 2 and not {"Attention._prepare", "_prepare"} & set(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "most"),
+    [("causal", {}, 96), ("streaming", {"first": 4, "window": 9}, 107)],
+)
+def test_a_new_length_of_a_known_bucket_does_little_more(operations, name, params, most):
+    """What follows from the spec alone is worked out once."""
+    attention = attncc.load(ROOT / "specs" / f"{name}.attn")
+    with torch.no_grad():
+        made = operations(attention, *tensors(), new=tensors(48), **params)
+    assert len(made) <= most and {"Attention._prepare", "_prepare"} & set(made), made
 
 
 def test_a_new_shape_of_a_known_bucket_plans_nothing(operations, monkeypatch):
@@ -105,7 +118,7 @@ def test_27_many_lengths_and_batches_build_few_kernels(gpu, monkeypatch):
             x = torch.empty(batch, 2, length, 64, dtype=torch.bfloat16)
             with torch.no_grad():
                 attention(x, x, x, window=length, bias=torch.zeros(2))
-            attention.ready(x, x, x, {"window": length, "bias": torch.zeros(2)}).backward(True)
+            attention.ready(x, x, x, {"window": length, "bias": torch.zeros(2)}).kind.backward(True)
     assert 1 <= len(built["forward"]) <= 4 and 1 <= len(built["backward"]) <= 4
 
 
