@@ -1,6 +1,6 @@
 """Bytes that kernels move to and from this GPU's memory, by its counters, beside the IO model; time and memory too.
 
-    python benchmarks/io.py [--out DIR] [--only TEXT] [--json NAME] [--no-counters]      on a GPU, with Nsight Compute
+    python benchmarks/io.py [--out DIR] [--only TEXT,...] [--json NAME] [--no-counters]  on a GPU, with Nsight Compute
     python benchmarks/io.py --plot FILE [--json NAME]                                    the recorded results as a PNG
 
 Each case is a full (or causal) attention by one algorithm, forward or backward, at a length whose working set does not
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import json
 import multiprocessing
 import statistics
@@ -24,17 +23,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
-import triton
+import turns
 
-import attncc
 from attncc import frontend, pipeline
 from attncc.analysis import spread, tile_counts
 from attncc.commands.costs import forward_costs, visited_tiles
-from attncc.ir import Schedule
+from attncc.ir import KernelPlan, Schedule
 from attncc.planner.io import backward_costs, backward_kernels, forward_kernels, sizes_of
 from attncc.runtime.attention import Attention
 from attncc.runtime.bench import Part, drawn
@@ -43,6 +43,7 @@ SPECS = Path(__file__).parent.parent / "specs"
 RESULTS = Path(__file__).parent / "results"
 TARGET = "sm_90"
 COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+SHORT = 10.0  # milliseconds of a run that is repeated many times
 LONG = 1500.0  # milliseconds of runs after which one is not repeated
 MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case under ncu
 
@@ -74,13 +75,23 @@ class Case:
 
     @property
     def planned(self) -> pipeline.Planned:
-        text = (SPECS / f"{self.spec}.attn").read_text(encoding="utf-8")
-        parsed = frontend.parse(text, self.spec)
-        pins = Schedule(algorithm=self.algorithm, tile_q=self.tile_q, tile_k=self.tile_k)
-        parsed = replace(parsed, spec=replace(parsed.spec, schedules=(pins,)))
         sizes = {"heads": self.heads, "q_len": self.length, "k_len": self.length, "head_dim": self.head_dim}
         sizes |= {} if self.kv_heads is None else {"kv_heads": self.kv_heads}
-        return pipeline.plan_parsed(parsed, {}, {}, pipeline.shape_of(sizes), TARGET)
+        pins = Schedule(algorithm=self.algorithm, tile_q=self.tile_q, tile_k=self.tile_k)
+        return replace(plan_of(self.spec, self.head_dim, pins), shape=pipeline.shape_of(sizes))
+
+
+@cache
+def plan_of(name: str, head_dim: int, pins: Schedule) -> pipeline.Planned:
+    """That of every long call."""
+    parsed = frontend.parse((SPECS / f"{name}.attn").read_text(encoding="utf-8"), name)
+    parsed = replace(parsed, spec=replace(parsed.spec, schedules=(pins,)))
+    return pipeline.plan_parsed(parsed, {}, {}, pipeline.shape_of({"head_dim": head_dim}), TARGET)
+
+
+@cache
+def backward_of(name: str, head_dim: int, pins: Schedule) -> KernelPlan:
+    return pipeline.backward(plan_of(name, head_dim, pins)).choice.plan
 
 
 LADDER = ("standard", "fa1", "fa2", "fa3")
@@ -122,7 +133,7 @@ def predicted(case: Case) -> dict[str, Any]:
         found = forward_costs(planned, visited)
         kernels = forward_kernels(plan, sizes_of(plan, shape, target, visited))
     else:
-        plan = pipeline.backward(planned).choice.plan
+        plan = backward_of(case.spec, case.head_dim, planned.spec.schedules[0])
         tiles = visited_tiles(planned, plan, {})
         found = backward_costs(plan, shape, target, tiles, spread(planned.spec, planned.visits))[0]
         kernels = tuple(k for k, _ in backward_kernels(plan, shape, target, tiles))
@@ -136,7 +147,7 @@ def predicted(case: Case) -> dict[str, Any]:
 def call_of(case: Case) -> tuple[Callable[[], Any], Callable[[], float]]:
     """What is measured, and a check of its numbers: the worst error as a part of what it may be."""
     planned = case.planned
-    attention = Attention(planned.parsed, planned.consts)
+    attention = Attention(planned.parsed, planned.consts, tuned={})
     call = drawn(attention, planned, planned.shape, {}, "cuda")
     if case.direction == "forward":
         run = lambda: attention(call.q, call.k, call.v)
@@ -147,18 +158,17 @@ def call_of(case: Case) -> tuple[Callable[[], Any], Callable[[], float]]:
             return error / bound
 
         return run, off
-    q, k, v = (x.requires_grad_() for x in (call.q, call.k, call.v))
-    out = attention(q, k, v)
-    d_out = torch.randn_like(out)
+    q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
 
     def off_back() -> float:
-        part, part_d = Part(call), torch.zeros_like(d_out)
-        part_d[0, part.heads[:, None], part.rows] = part.d_out.to(d_out)
-        d_q, d_k, d_v = torch.autograd.grad(out, (q, k, v), part_d, retain_graph=True)
+        out = attention(q, k, v)
+        part, part_d = Part(call), torch.zeros_like(out)
+        part_d[0, part.heads[:, None], part.rows] = part.d_out.to(out)
+        d_q, d_k, d_v = torch.autograd.grad(out, (q, k, v), part_d)
         error, bound = part.verdict({"q": part.of_rows(d_q), "k": part.of_keys(d_k), "v": part.of_keys(d_v)})
         return error / bound
 
-    return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True), off_back
+    return turns.gradients(attention, call.q, call.k, call.v, call.params), off_back
 
 
 def warm(case: Case) -> str:
@@ -180,8 +190,18 @@ def timed(case: Case, check: bool) -> dict[str, Any]:
     made = run()
     torch.cuda.synchronize()
     results = made if isinstance(made, tuple) else (made,)
-    beyond = torch.cuda.max_memory_allocated() - before - sum(x.numel() * x.element_size() for x in results)
+    beyond = (
+        torch.cuda.max_memory_allocated()
+        - before
+        - sum(x.numel() * x.element_size() for x in results if isinstance(x, torch.Tensor))
+    )
     del made, results
+    ms = milliseconds(run)
+    return {"ms": round(ms, 4), "beyond_bytes": beyond} | ({"error": off()} if check else {})
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """Median. Short calls are many, so that the host plays no part; of long ones there are three at most."""
     times: list[float] = []
     while len(times) < 3 and sum(times) < LONG:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -190,19 +210,28 @@ def timed(case: Case, check: bool) -> dict[str, Any]:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
-    return {"ms": round(statistics.median(times), 4), "beyond_bytes": beyond} | ({"error": off()} if check else {})
+        if times[0] < SHORT:
+            return turns.milliseconds(run)
+    return statistics.median(times)
 
 
-def counted(wanted: list[int], folder: Path) -> dict[int, list[dict[str, Any]]]:
+def counted(wanted: list[int], folder: Path, seconds: float) -> dict[int, list[dict[str, Any]]]:
     """Kernels of each case with the bytes they read and wrote, in the order in which they ran."""
     command = [
         "ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--csv", "--page",
         "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, __file__, "--count",
         json.dumps(wanted),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
-    return read_counters(done.stdout, wanted)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        print(f"ncu did not end in {seconds:.0f} s", flush=True)
+        return {}
+    found = read_counters(done.stdout, wanted)
+    if len(found) < len(wanted):
+        print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {done.returncode}", flush=True)
+        (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
+    return found
 
 
 def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]]]:
@@ -256,36 +285,43 @@ def joined(case: Case, model: dict[str, Any], kernels: list[dict[str, Any]]) -> 
     return {"measured_bytes": total, "kernels": each, "ratio": round(model["hbm_bytes"] / total, 4) if total else None}
 
 
-def measure(folder: Path, only: str, counters: bool) -> dict[str, Any]:
-    every = cases()
-    wanted = [i for i, case in enumerate(every) if only in case.name]
-    start = time.perf_counter()
+def compiled(wanted: list[int]) -> list[int]:
+    """The cases whose kernels there are, after they were made side by side."""
+    every, start = cases(), time.perf_counter()
     kinds = list(dict.fromkeys(every[i].kind for i in wanted))
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         failed = {kind: why for kind, why in zip(kinds, pool.map(warm, kinds), strict=True) if why}
     for kind, why in failed.items():
         print(f"{kind.name}: {why}", flush=True)
-    wanted = [i for i in wanted if every[i].kind not in failed]
     print(f"compiled {len(kinds)} in {time.perf_counter() - start:.0f} s", flush=True)
-    rows: dict[int, dict[str, Any]] = {}
-    for i in wanted:
-        case = every[i]
-        rows[i] = {"case": asdict(case), "name": case.name, "model": predicted(case)}
-        try:
-            rows[i] |= timed(case, case.length == 4096 or (case.heads != 4 and case.length == 16384))
-        except Exception as fault:  # told; the others go on
-            print(f"{case.name}: {str(fault).strip().splitlines()[0][:160]}", flush=True)
-        torch.cuda.empty_cache()
-    print(f"timed at {time.perf_counter() - start:.0f} s", flush=True)
-    record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "attncc": attncc.__version__, "date": datetime.date.today().isoformat(), "rows": list(rows.values()),
-    }  # fmt: skip
-    if counters:
-        for i, kernels in counted([i for i in wanted if "ms" in rows[i]], folder).items():
-            rows[i] |= joined(every[i], rows[i]["model"], kernels)
-        print(f"counted at {time.perf_counter() - start:.0f} s", flush=True)
-    return record
+    return [i for i in wanted if every[i].kind not in failed]
+
+
+def measure(folder: Path, only: list[str], json_name: str, seconds: float) -> None:
+    """Rows are written when all are timed, and again when all are counted."""
+    every = cases()
+    wanted = compiled([i for i, case in enumerate(every) if any(text in case.name for text in only)])
+    with turns.GPU:
+        start, rows = time.perf_counter(), []
+        for i in wanted:
+            case = every[i]
+            row = {"part": "io", "row": case.name, "case": asdict(case), "model": predicted(case)}
+            try:
+                row |= timed(case, case.length == 4096 or (case.heads != 4 and case.length == 16384))
+            except Exception as fault:  # told; the others go on
+                print(f"{case.name}: {str(fault).strip().splitlines()[0][:160]}", flush=True)
+            rows.append(row)
+            print(told(row), flush=True)
+            torch.cuda.empty_cache()
+        records.write(folder / json_name, rows)
+        print(f"timed in {time.perf_counter() - start:.0f} s", flush=True)
+        if seconds:
+            of = dict(zip(wanted, rows, strict=True))
+            for i, kernels in counted([i for i in wanted if "ms" in of[i]], folder, seconds).items():
+                of[i] |= joined(every[i], of[i]["model"], kernels)
+                print(told(of[i]), flush=True)
+            records.write(folder / json_name, rows)
+            print(f"counted at {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def told(row: dict[str, Any]) -> str:
@@ -297,7 +333,7 @@ def told(row: dict[str, Any]) -> str:
     mark = "" if model["held"] else " *"
     error = f", error {row['error']:.2f} of its bound" if "error" in row else ""
     guess = f"predicted {model['hbm_bytes'] / 1e6:10.1f} ({row.get('ratio') or 0:.2f}){mark}"
-    return f"{row['name']:52s} {shown}, {guess}; {ms}; beyond {row.get('beyond_bytes', 0) / 1e6:8.1f} MB{error}"
+    return f"{row['row']:52s} {shown}, {guess}; {ms}; beyond {row.get('beyond_bytes', 0) / 1e6:8.1f} MB{error}"
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
@@ -333,9 +369,10 @@ def plot(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(RESULTS))
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", metavar="TEXT,...", help="cases whose name holds one of these texts")
     parser.add_argument("--json", default="io.json")
     parser.add_argument("--no-counters", action="store_true", help="time and memory only")
+    parser.add_argument("--seconds", type=float, default=600.0, help="that counting may take")
     parser.add_argument("--plot", help="draw the recorded results, and measure nothing")
     parser.add_argument("--count", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -347,10 +384,7 @@ def main() -> None:
         plot(json.loads((folder / options.json).read_text(encoding="utf-8")), Path(options.plot))
         return
     folder.mkdir(parents=True, exist_ok=True)
-    record = measure(folder, options.only, not options.no_counters)
-    (folder / options.json).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for row in record["rows"]:
-        print(told(row), flush=True)
+    measure(folder, options.only.split(","), options.json, 0 if options.no_counters else options.seconds)
 
 
 if __name__ == "__main__":

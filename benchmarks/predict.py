@@ -16,22 +16,21 @@ import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+import turns
 
 import attncc
-from attncc import frontend, pipeline
-from attncc.analysis import tile_counts
+from attncc import analysis, frontend, pipeline
 from attncc.commands.costs import forward_costs, visited_tiles
-from attncc.ir import Schedule
+from attncc.ir import KernelPlan, Schedule
 from attncc.planner import backward_costs
 from attncc.runtime.attention import Attention
 from attncc.runtime.bench import drawn
-from attncc.runtime.tune import Events
 
 SPECS = Path(__file__).parent.parent / "specs"
 SHAPES = ((16, 16, 1024), (4, 16, 4096), (1, 16, 16384), (1, 16, 2048))  # batch, heads, length
@@ -60,15 +59,21 @@ class Row:
 
     @property
     def planned(self) -> pipeline.Planned:
-        text = (SPECS / f"{self.spec}.attn").read_text(encoding="utf-8")
-        parsed = frontend.parse(text, self.spec)
-        if self.algorithm:
-            spec = replace(parsed.spec, schedules=(Schedule(algorithm=self.algorithm),))
-            parsed = replace(parsed, spec=spec)
-        consts, values = pipeline.split_values(parsed.spec, self.params)
-        sizes = {"batch": self.batch, "heads": self.heads, "q_len": self.length, "k_len": self.length,
-                 "head_dim": self.head_dim}  # fmt: skip
-        return pipeline.plan_parsed(parsed, consts, values, pipeline.shape_of(sizes), TARGET)
+        made, _ = plans_of(self.spec, self.head_dim, self.algorithm)
+        sizes = {"batch": self.batch, "heads": self.heads, "kv_heads": self.heads, "q_len": self.length,
+                 "k_len": self.length, "head_dim": self.head_dim}  # fmt: skip
+        return replace(made, shape=pipeline.shape_of(sizes))
+
+
+@cache
+def plans_of(name: str, head_dim: int, algorithm: str | None) -> tuple[pipeline.Planned, KernelPlan]:
+    """Of both passes, for every long call."""
+    parsed = frontend.parse((SPECS / f"{name}.attn").read_text(encoding="utf-8"), name)
+    if algorithm:
+        parsed = replace(parsed, spec=replace(parsed.spec, schedules=(Schedule(algorithm=algorithm),)))
+    consts, values = pipeline.split_values(parsed.spec, PARAMS[name])
+    made = pipeline.plan_parsed(parsed, consts, values, pipeline.shape_of({"head_dim": head_dim}), TARGET)
+    return made, pipeline.backward(made).choice.plan
 
 
 def contents(row: Row) -> dict[str, Any]:
@@ -78,31 +83,26 @@ def contents(row: Row) -> dict[str, Any]:
     return {"doc": (torch.arange(row.length) // (row.length // 4)).to(torch.int32).expand(row.batch, -1)}
 
 
-def predicted(planned: pipeline.Planned, values: dict[str, Any]) -> dict[str, float]:
+def predicted(planned: pipeline.Planned, back: KernelPlan, values: dict[str, Any]) -> dict[str, float]:
     """Milliseconds of each pass."""
     plan, shape = planned.choice.plan, planned.shape
-    counts = tile_counts(planned.spec, shape, plan.tile_q, plan.tile_k, values, planned.visits)
+    counts = analysis.tile_counts(planned.spec, shape, plan.tile_q, plan.tile_k, values, planned.visits)
     visited = None if counts is None else counts["partial"] + counts["full"]
     found = {"forward": forward_costs(planned, visited).predicted_ms}
-    back = pipeline.backward(planned).choice.plan
-    found["backward"] = backward_costs(back, shape, planned.target, visited_tiles(planned, back, values))[
-        0
-    ].predicted_ms
+    tiles, spread = visited_tiles(planned, back, values), analysis.spread(planned.spec, planned.visits)
+    found["backward"] = backward_costs(back, shape, planned.target, tiles, spread)[0].predicted_ms
     return found
 
 
 def calls(row: Row, planned: pipeline.Planned) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is timed by pass, and what the parameters are as arrays and numbers."""
-    attention = Attention(planned.parsed, planned.consts)
+    attention = Attention(planned.parsed, planned.consts, tuned={})
     call = drawn(attention, planned, planned.shape, contents(row), "cuda")
-    q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
-    out = attention(q, k, v, **call.params)
-    d_out = torch.randn_like(out)
     read = {n: x for n, x in call.params.items() if not isinstance(x, torch.Tensor) or not x.is_floating_point()}
     values = {n: x.cpu().numpy() if isinstance(x, torch.Tensor) else x for n, x in read.items()}
     made = {
         "forward": lambda: attention(call.q, call.k, call.v, **call.params),
-        "backward": lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True),
+        "backward": turns.gradients(attention, call.q, call.k, call.v, call.params),
     }
     return made, values
 
@@ -122,15 +122,11 @@ def warm(row: Row) -> str:
 def measure(row: Row) -> dict[str, Any]:
     planned = row.planned
     made, values = calls(row, planned)
-    guess = predicted(planned, values)
-    clock = Events(False)
+    guess = predicted(planned, plans_of(row.spec, row.head_dim, row.algorithm)[1], values)
     found: dict[str, Any] = {"row": row.name, "algorithm": planned.choice.plan.algorithm}
     for name, call in made.items():
-        try:
-            ms = clock.time(call)
-        except RuntimeError:  # what autograd does cannot always be captured
-            torch.cuda.synchronize()
-            ms = triton.testing.do_bench(call, warmup=5, rep=20, return_mode="median")
+        with turns.GPU:
+            ms = turns.milliseconds(call)
         found[name] = {"ms": round(ms, 4), "predicted_ms": round(guess[name], 4)}
     return found
 

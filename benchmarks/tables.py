@@ -81,9 +81,9 @@ def ladder(record: dict[str, Any]) -> list[list[str]]:
     counted = [row for row in record["rows"] if row.get("ratio")]
     lines = [_cells("case", "counted", "predicted", "of it"), "|---|---|---|---|"]
     for row in counted:
-        if row["name"] not in {r["name"] for rows in rungs.values() for r in rows.values()}:
+        if row["row"] not in {r["row"] for rows in rungs.values() for r in rows.values()}:
             guess = row["model"]["hbm_bytes"]
-            lines.append(_cells(row["name"], _bytes(row["measured_bytes"]), _bytes(guess), f"{row['ratio']:.2f}"))
+            lines.append(_cells(row["row"], _bytes(row["measured_bytes"]), _bytes(guess), f"{row['ratio']:.2f}"))
     return [*made, lines]
 
 

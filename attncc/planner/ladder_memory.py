@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.ir import KernelPlan, pieces
-from attncc.planner.shared_memory import ALIGNMENT, IN_HALVES, WORD, matrix_unit, parts, triton_release
+from attncc.planner.shared_memory import ALIGNMENT, IN_HALVES, WORD, matrix_unit, mfma_passes, parts, triton_release
 from attncc.targets import Target
 
 SCORE = 4  # bytes of a score or a sum in HBM
 WHOLE = 8  # elements of a thread that pass at once
+MMA_ROWS = 16  # of a warp
 
 
 def standard_forward(plan: KernelPlan, target: Target) -> int:
@@ -40,7 +41,7 @@ def standard_kernels(plan: KernelPlan, target: Target) -> dict[str, int]:
         scores = max(tiles.query_piece, max(tiles.key_piece, ahead * tiles.key) + bare.passed)
         output = max(ahead, 1) * factors
     else:
-        scores = tiles.query + max(tiles.key, ahead * tiles.key + stored)
+        scores = tiles.query + max(tiles.key_piece, ahead * tiles.key + stored)
         output = max(max(ahead, 1) * factors, tiles.out_piece)
     weights = plan.tile_q * plan.warps * WORD + tiles.passed
     return {"scores": scores + tiles.key_operand, "weights": weights, "output": output}
@@ -52,17 +53,23 @@ def fa1_forward(plan: KernelPlan, target: Target) -> int:
         return 0
     tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
     kept, sums = tiles.key + tiles.value, max(_sums(plan, target), tiles.passed)
-    statistics = 2 * plan.tile_q * WORD
+    statistics = plan.tile_q * WORD  # of those of a row that run ahead, or are summed up across warps
     gathered = _gathered(plan, target, tiles.passed)
     if unit == "wgmma":
         taken = kept + (plan.stages * tiles.query + sums + ALIGNMENT if ahead else max(sums, tiles.query + gathered))
     elif unit == "tcgen05":
-        taken = kept + ALIGNMENT
-        taken += plan.stages * tiles.query + sums + tiles.weights if ahead else tiles.query_piece + gathered
+        taken = kept + ALIGNMENT + plan.stages * tiles.query + sums + tiles.weights
+        if not ahead:
+            at_once = WHOLE * plan.warps * target.warp_size * SCORE
+            taken = kept + max(ALIGNMENT + tiles.query_piece + gathered, min(sums, at_once))
     elif unit == "mfma":
-        taken = max(sums + ahead * tiles.query, tiles.key_piece, tiles.value_piece, tiles.query_piece)
+        weights = tiles.weights if mfma_passes(plan) else 0
+        taken = max(sums + ahead * tiles.query, weights, tiles.key_piece, tiles.value_piece, tiles.query_piece)
+    elif unit == "mma":
+        weights = tiles.weights if plan.tile_q < pieces(plan.head_dim_v)[-1] else 0
+        taken = kept + max(ahead * (tiles.query + statistics) + max(sums, weights), tiles.query_piece + gathered)
     else:
-        taken = kept + max(ahead * (tiles.query + statistics) + max(sums, tiles.weights), tiles.query + gathered)
+        taken = kept + statistics + max(sums, tiles.weights, tiles.query_piece + gathered)
     return taken + ahead * (tiles.ahead + plan.tile_q * plan.row_bytes) + tiles.key_operand
 
 
@@ -74,8 +81,10 @@ def _gathered(plan: KernelPlan, target: Target, passed: int) -> int:
 
 
 def _sums(plan: KernelPlan, target: Target) -> int:
-    """A piece of the output in float32; where the warps share out its columns, mostly a half of it at a time."""
+    """A piece of the output in float32; where several warps share out its columns, what of it passes at once, but all
+    of it where no two warps have rows of their own."""
     columns = pieces(plan.head_dim_v)[0]
-    whole = plan.tile_q * columns * SCORE
-    shared_out = matrix_unit(plan, target) == "mma" and plan.tile_q < columns
-    return whole // 2 if shared_out and plan.tile_q * columns > WHOLE * plan.warps * target.warp_size else whole
+    elements = plan.tile_q * columns
+    if matrix_unit(plan, target) == "mma" and 2 * MMA_ROWS <= plan.tile_q < columns:
+        elements = min(elements, WHOLE * plan.warps * target.warp_size)
+    return elements * SCORE

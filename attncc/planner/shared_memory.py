@@ -232,9 +232,7 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q is in registers; P passes through where the two products deal out rows to warps differently, and for
     float32 in 16 rows. From Triton 3.8 on, loads that go past the registers (CDNA4) have a buffer for every stage,
     padded against bank conflicts; before, and on CDNA3, one stage waits in registers."""
-    rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
-    small = plan.dtype == "f32" and rows == 16
-    weights = int(rows != rows_out or rows < plan.tile_q < rows * plan.warps or small)
+    weights = int(mfma_passes(plan))
     if plan.stages > 1 and target.caps.has_async_copy and triton_release() >= DIRECT_TO_SHARED:
         tiles = parts(plan, target)
         padding = plan.stages * (tiles.key + tiles.value) // PADDING
@@ -244,6 +242,13 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     if plan.stages > 1 and target.caps.has_async_copy:
         return ({"key": 1, "value": 1, "weights": weights},)
     return {}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
+
+
+def mfma_passes(plan: KernelPlan) -> bool:
+    """Whether P goes through shared memory between two products of mfma."""
+    rows, rows_out = _mfma_rows(plan, plan.tile_k), _mfma_rows(plan, pieces(plan.head_dim_v)[-1])
+    small = plan.dtype == "f32" and rows == 16
+    return rows != rows_out or rows < plan.tile_q < rows * plan.warps or small
 
 
 def _mfma_rows(plan: KernelPlan, columns: int) -> int:

@@ -23,15 +23,21 @@ from tests.compile.test_chosen_plans import PINNED, SPECS
 CAUSAL = parse("attention causal { mask k <= q }").spec
 FEW = [
     ("standard", "sm_90", 128, "bf16"), ("fa1", "sm_80", 128, "bf16"), ("fa1", "gfx942", 64, "f16"),
+    ("fa1", "gfx942", 32, "f32"),
 ]  # fmt: skip
 TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
-SIZES = [(64, "f16"), (96, "f16"), (128, "bf16"), (256, "bf16"), (64, "f32")]
+SIZES = [
+    (16, "bf16"), (64, "f16"), (96, "f16"), (128, "bf16"), (256, "bf16"), (320, "bf16"), (16, "f32"), (64, "f32"),
+    (96, "f32"),
+]  # fmt: skip
 ALGORITHMS = ("standard", "fa1")
 
 
-def check(tmp_path: Path, spec: AttentionSpec, algorithm: str, name: str, d: int, dtype: str) -> None:
+def check(
+    tmp_path: Path, spec: AttentionSpec, algorithm: str, name: str, d: int, dtype: str, rows: int = 4096
+) -> None:  # fmt: skip
     spec = replace(spec, schedules=(Schedule(None, algorithm=algorithm),))
-    visits, shape = kernel_visits(spec, forward=True), Shape(head_dim=d, head_dim_v=d, dtype=dtype)
+    visits, shape = kernel_visits(spec, forward=True), Shape(q_len=rows, head_dim=d, head_dim_v=d, dtype=dtype)
     plan = choose(spec, shape, target(name), visits).plan
     visits = walked(spec, plan, visits)
     plan = replace(plan, tables=tables_of(visits).made)
@@ -59,7 +65,8 @@ def test_a_chosen_plan_takes_what_was_predicted(tmp_path, algorithm, name, d, dt
 @pytest.mark.parametrize(("d", "dtype"), SIZES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_chosen_plan_takes_what_was_predicted(tmp_path, algorithm, name, d, dtype):
-    check(tmp_path, CAUSAL, algorithm, name, d, dtype)
+    for rows in (4096, 64, 16):
+        check(tmp_path, CAUSAL, algorithm, name, d, dtype, rows)
 
 
 @pytest.mark.slow

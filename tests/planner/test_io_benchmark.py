@@ -25,9 +25,11 @@ PRINTED = """==PROF== Profiling "spin_kernel" - 0: 0%....50%....100% - 1 pass
 @pytest.fixture(scope="module")
 def counters():
     spec = importlib.util.spec_from_file_location("benchmarks_io", ROOT / "benchmarks" / "io.py")
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     made = importlib.util.module_from_spec(spec)
     sys.modules["benchmarks_io"] = made  # a dataclass looks its module up
     spec.loader.exec_module(made)
+    sys.path.remove(str(ROOT / "benchmarks"))
     yield made
     del sys.modules["benchmarks_io"]
 
@@ -51,7 +53,7 @@ def test_every_case_has_a_plan_and_a_prediction(counters):
 
 def test_counted_and_predicted_kernels_are_joined(counters, tmp_path):
     case = counters.Case("standard", "forward", 4, 1024)
-    row = {"case": vars(case), "name": case.name, "model": counters.predicted(case), "ms": 1.0, "beyond_bytes": 5}
+    row = {"case": vars(case), "row": case.name, "model": counters.predicted(case), "ms": 1.0, "beyond_bytes": 5}
     row |= counters.joined(case, row["model"], counters.read_counters(PRINTED, [0, 1])[0])
     assert row["measured_bytes"] == 7300
     assert row["ratio"] == pytest.approx(row["model"]["hbm_bytes"] / 7300, abs=1e-3)

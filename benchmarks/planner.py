@@ -1,0 +1,214 @@
+"""The planner's untuned first choice beside the fastest plan of a grid, in dense rows and variants, on this GPU.
+
+    python benchmarks/planner.py [--out DIR] [--rows dense,variants] [--only TEXT,...] [--json NAME]
+        [--seconds SECONDS] [--every]
+
+The grid: every legal fa2 plan with 64 or 128 rows, 32, 64 or 128 keys, two to four stages, 4 warps (8 too, where there
+are 128 rows, with and without a cap on registers) and each reference of the exponentials; and every legal schedule of
+the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. Each is compared with float64,
+then timed; the first choice and the fastest of the grid are timed again in turns. Rows of one spec and head size share
+their kernels and are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import queue
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import forward
+import records
+import torch
+import turns
+
+from attncc import frontend, pipeline, planner
+from attncc.ir import KernelPlan, Shape
+from attncc.planner import Candidate
+from attncc.planner.search import ranked, specialised
+from attncc.runtime.attention import Attention
+from attncc.runtime.precompile import Workers
+from attncc.runtime.timing import Events
+from attncc.runtime.tune import job_of
+
+TARGET = "sm_90"
+WRONG = 1e-2  # relative error of a 16-bit result that is no rounding
+FINALISTS = 3  # of the grid, that meet the first choice
+Family = tuple[str, str, int]  # part, spec, head size
+
+
+def planned_of(family: Family) -> pipeline.Planned:
+    """The model's plan for the long calls of a spec and head size."""
+    _, spec, d = family
+    parsed = frontend.parse((forward.SPECS / f"{spec}.attn").read_text(encoding="utf-8"), spec)
+    shape = planner.bucket_of(Shape(head_dim=d, head_dim_v=d, dtype="bf16"))
+    return pipeline.plan_parsed(parsed, {}, {}, shape, TARGET)
+
+
+def grid(planned: pipeline.Planned, every: bool) -> list[Candidate]:
+    """The first choice, then the other plans in the order of the model's times, then those that it has no times for."""
+    found = {p: c.predicted_ms for p, c in ranked(planned.spec, planned.shape, planned.target, planned.visits)}
+    first = next(iter(found))
+    others = specialised(planned.spec, planned.shape, planned.target, planned.visits)
+    ahead = [p for p in found if p == first or every or usual(p)]
+    return [Candidate(p, found.get(p)) for p in dict.fromkeys((*ahead, *others))]
+
+
+def usual(plan: KernelPlan) -> bool:
+    """Whether a plan of fa2 is in the grid."""
+    if plan.algorithm != "fa2":
+        return True
+    few = plan.warps == 4 and not plan.max_registers
+    many = plan.warps == 8 and plan.tile_q >= 128
+    return plan.tile_q >= 64 and plan.tile_k >= 32 and plan.stages >= 2 and (few or many)
+
+
+class Contest:
+    """Every plan of the grid in every row of a family."""
+
+    def __init__(self, family: Family, only: str, every: bool) -> None:
+        self.family, self.planned = family, planned_of(family)
+        self.candidates = grid(self.planned, every)
+        self.attention = Attention(self.planned.parsed, self.planned.consts, tuned={})
+        rows = forward.wanted({family[0]: forward.MADE[family[0]]}, family[0], only)
+        self.rows = [row for _, _, row in rows if (row.spec, row.head_dim) == family[1:]]
+        self.times: dict[str, dict[Candidate, float]] = {row.name: {} for row in self.rows}
+        self.wrong: list[str] = []
+        self.compiled: dict[Candidate, Attention] = {}
+        self.clock = Events(False, span=8.0, rounds=5)
+
+    def having(self, candidate: Candidate) -> Attention:
+        choices = {pipeline.FORWARD: candidate.choices}
+        planned = replace(self.planned, tuned=choices, choice=replace(self.planned.choice, plan=candidate.plan))
+        return self.attention.having(choices, planned)
+
+    def measure(self, candidate: Candidate) -> None:
+        """Compare with float64 in the first row; time in all."""
+        attn = self.compiled[candidate] = self.having(candidate)
+        with torch.no_grad(), turns.GPU:
+            for i, row in enumerate(self.rows):
+                torch.manual_seed(0)
+                q, k, v = forward.tensors(row)
+                off = forward.error(row, q, k, v, attn(q, k, v, **row.params)) if i == 0 else 0.0
+                if not off < WRONG:
+                    self.wrong.append(f"{told(candidate)}: off by {off:.1e}")
+                    return
+                self.times[row.name][candidate] = self.clock.time(self._call(candidate, row, q, k, v))
+
+    def results(self, left: int, failed: list[str]) -> list[dict[str, Any]]:
+        """A record of each row; first choice and finalists are timed in turns."""
+        made = []
+        for row in self.rows:
+            times = self.times[row.name]
+            if not times:
+                continue
+            first = self.candidates[0]
+            best = sorted(times, key=lambda c: times[c])[:FINALISTS]
+            meet = list(dict.fromkeys([c for c in (first,) if c in times] + best))
+            q, k, v = forward.tensors(row)
+            with torch.no_grad(), turns.GPU:
+                again = self.clock.in_turns([self._call(c, row, q, k, v) for c in meet])
+            final = dict(zip(meet, again, strict=True))
+            winner = min(final, key=lambda c: final[c])
+            fa2 = [c for c in self.candidates if c in times and c.plan.algorithm == "fa2"]
+            made.append({
+                "part": row.part, "row": row.name, "plans": len(self.candidates), "measured": len(times),
+                "left": left, "wrong": self.wrong, "failed": failed,
+                "first": told(first), "first_ms": final.get(first), "best": told(winner), "best_ms": final[winner],
+                "share": round(final[winner] / final[first], 4) if first in final else None,
+                "first_fa2": told(fa2[0]) if fa2 else None, "first_fa2_ms": times[fa2[0]] if fa2 else None,
+                "best_fa2": told(min(fa2, key=lambda c: times[c])) if fa2 else None,
+                "share_fa2": round(min(times[c] for c in fa2) / times[fa2[0]], 4) if fa2 else None,
+                "times": {told(c): round(ms, 4) for c, ms in sorted(times.items(), key=lambda pair: pair[1])},
+            })  # fmt: skip
+        return made
+
+    def _call(self, candidate: Candidate, row: forward.Row, q: Any, k: Any, v: Any) -> Any:
+        attn = self.compiled[candidate]
+        return lambda: attn(q, k, v, **row.params)
+
+
+def told(candidate: Candidate) -> str:
+    p = candidate.plan
+    cap = f" cap {p.max_registers}" if p.max_registers and p.algorithm == "fa2" else ""
+    apart = " apart" if p.apart else ""
+    return f"{p.algorithm} {p.tile_q}x{p.tile_k} s{p.stages} w{p.warps} {p.reference}{cap}{apart}"
+
+
+def contest(family: Family, only: str, every: bool, workers: int, end: float, out: Any) -> None:
+    """A process of its own: results are put into `out`."""
+    compiling = Workers(workers)
+    made, failed, left = Contest(family, only, every), [], 0
+    try:
+        waiting = [(c, compiling.submit(job_of(made.attention, made.planned, pipeline.FORWARD, c)))
+                   for c in made.candidates]  # fmt: skip
+        for candidate, job in waiting:
+            if time.time() > end:
+                left += 1
+                continue
+            try:
+                job.result(end - time.time())
+                made.measure(candidate)
+            except TimeoutError:
+                left += 1
+            except Exception as fault:  # told; the others go on
+                failed.append(f"{told(candidate)}: {str(fault).strip().splitlines()[-1][:120]}")
+        out.put(made.results(left, failed))
+    finally:
+        compiling.close()
+
+
+def families(parts: str, only: str) -> dict[Family, list[forward.Row]]:
+    found: dict[Family, list[forward.Row]] = {}
+    for part, _, row in forward.wanted(forward.MADE, parts, only):
+        found.setdefault((part, row.spec, row.head_dim), []).append(row)
+    return found
+
+
+def shown(row: dict[str, Any]) -> str:
+    fa2 = f"; of fa2 {row['share_fa2']:.3f}" if row["share_fa2"] else ""
+    share = f"{row['share']:.3f}" if row["share"] else "-"
+    return (
+        f"{row['row']:40s} {share}  {row['measured']} of {row['plans']} plans; first {row['first']}, "
+        f"best {row['best']} {row['best_ms']:.4f} ms{fa2}; wrong {len(row['wrong'])}, failed {len(row['failed'])}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--rows", default="dense,variants")
+    parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
+    parser.add_argument("--json", default="planner.json")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing more is waited for")
+    parser.add_argument("--workers", type=int, default=2, help="that compile for each spec and head size")
+    parser.add_argument("--every", action="store_true", help="every plan that the planner ranks")
+    options = parser.parse_args()
+    context, end = multiprocessing.get_context("spawn"), time.time() + options.seconds
+    out, found = context.Queue(), families(options.rows, options.only)
+    running = [context.Process(target=contest, args=(f, options.only, options.every, options.workers, end, out))
+               for f in found]  # fmt: skip
+    for process in running:
+        process.start()
+    results, waiting = [], len(running)
+    while waiting and (any(p.is_alive() for p in running) or not out.empty()):
+        try:
+            rows = out.get(timeout=1)
+        except queue.Empty:
+            continue
+        waiting -= 1
+        results += rows
+        for row in rows:
+            print(shown(row), flush=True)
+        records.write(Path(options.out) / options.json, results, grid="every" if options.every else "usual")
+    shares = [row["share"] for row in results if row["share"]]
+    if shares:
+        print(f"first choice / best: least {min(shares):.3f}, median {statistics.median(shares):.3f}, of {len(shares)}")
+
+
+if __name__ == "__main__":
+    main()
