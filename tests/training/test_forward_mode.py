@@ -126,6 +126,7 @@ def test_in_a_graph_it_is_refused_and_never_zero():
         torch.compile(moved, backend="aot_eager", fullgraph=True)(q)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="there it shows, and once is enough")
 def test_behind_a_break_of_a_graph_it_is_that_of_an_eager_call():
     """torch.compile does not trace what is generated, of which it would make graphs again."""
     attn = attncc.compile("attention x { mask k <= q }", target=TARGET)

@@ -27,8 +27,8 @@ class Pretended:
         self.whole, self.spoil, self.calls = whole, spoil, 0
         self.spec, self.ready = whole.spec, whole.ready
 
-    def both(self, q, k, v, given):
-        out, lse = self.whole.both(q, k, v, given)
+    def both(self, q, k, v, given, deterministic=None):
+        out, lse = self.whole.both(q, k, v, given, deterministic=deterministic)
         self.calls += 1
         if self.spoil == "half":  # of the rows is never written
             rows = q.new_empty(out.shape)
