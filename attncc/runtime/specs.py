@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from attncc import frontend
 from attncc.errors import EnvironmentFault
+from attncc.runtime import headstart
 from attncc.runtime.cache import Cache
 from attncc.runtime.keys import SpecKey, Toolchain, toolchain
 from attncc.runtime.loader import lasting
@@ -44,6 +47,8 @@ def read(text: str, filename: str) -> Reading:
     known = _find(cache, tools, text)
     if known is not None:
         return Reading(replace(known, filename=filename), cache, tools, fresh=False)
+    if torch.cuda.is_initialized():  # what is new will be compiled, and most likely for the GPU that is in use
+        headstart.begin()
     with lasting():  # the parser, and the imports that make it
         return Reading(frontend.parse(text, filename), cache, tools)
 

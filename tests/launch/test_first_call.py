@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from triton.runtime.cache import triton_key
 
 import attncc
 from attncc import pipeline
-from attncc.runtime import headstart, winners
+from attncc.runtime import headstart, specs, winners
 from attncc.runtime.winners import Device
 
 TEXT = "attention first { mask k <= q }"
@@ -60,6 +61,17 @@ def test_triton_is_made_ready_while_a_kernel_is_planned(gpu, monkeypatch):
     assert done == ["begun", "planned", "waited"]
     call(attncc.compile(TEXT))
     assert done[3:] == ["waited"]
+
+
+def test_so_it_is_while_a_new_text_is_read_where_a_gpu_is_in_use(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(headstart, "begin", lambda: begun.append(True))
+    for in_use in (False, True):
+        monkeypatch.delitem(sys.modules, specs.READER, raising=False)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
+        attncc.compile(TEXT)
+        assert begun == [True] * in_use
 
 
 def test_what_fails_beforehand_fails_where_it_is_needed(gpu, monkeypatch):
