@@ -154,6 +154,7 @@ def plan(request: Request) -> Planned:
     parsed = laid_out(parsed, request.layout)
     frontend.refuse_unbuilt(parsed)  # in this layout
     consts, values = split_values(parsed.spec, dict(request.values))
+    refuse_divisors(parsed.spec, values)
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
 
@@ -319,6 +320,15 @@ def split_values(spec: AttentionSpec, given: Mapping[str, Number]) -> tuple[dict
         {name: int(value) for name, value in consts.items() if value is not None},
         {name: value for name, value in values.items() if value is not None},
     )
+
+
+def refuse_divisors(spec: AttentionSpec, values: Mapping[str, Number]) -> None:
+    """Raise RequestError for a run-time divisor below 1, as a call of tensors raises ValueError."""
+    from attncc import analysis
+
+    for name in sorted(analysis.divisors(spec) & values.keys()):
+        if values[name] < 1:
+            raise RequestError(f"{name} divides, so that it must be at least 1, and is {values[name]}")
 
 
 def _no_such(spec: AttentionSpec, name: str, known: list[str]) -> str:

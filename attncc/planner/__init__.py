@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attncc.planner.classes import bucket_of, class_of
+from attncc.planner.classes import MAX_HEAD_DIM, bucket_of, class_of
 
 if TYPE_CHECKING:
     from attncc.planner.backward import choose_backward
@@ -48,6 +48,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "MAX_HEAD_DIM",
     "Candidate",
     "Choice",
     "Costs",

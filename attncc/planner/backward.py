@@ -13,7 +13,8 @@ from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape, names
 from attncc.planner import hopper_backward
 from attncc.planner.backward_memory import fa2_backward
-from attncc.planner.legality import MAX_HEAD_DIM, violations
+from attncc.planner.classes import MAX_HEAD_DIM
+from attncc.planner.legality import violations
 from attncc.planner.operands import WORD, operands
 from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target

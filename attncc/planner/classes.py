@@ -8,6 +8,7 @@ from functools import lru_cache
 from attncc.ir import Shape
 
 Q_CLASSES, LONG = (16, 64), 4096  # lengths of queries that are planned apart; what everything longer is planned for
+MAX_HEAD_DIM = 512
 SHORT = 1024  # up to here winners are measured apart from longer calls, which fill a GPU
 TYPICAL_BATCH = 4
 

@@ -157,16 +157,22 @@ def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: 
     bound = max(each[0], key=lambda name: sum(max(t.values()) for t in each if max(t, key=t.__getitem__) == name))
     roofline = sum(max(times.values()) for times in each)
     return Costs(
-        int(memory), int(sum(k.streamed for k in kernels)), int(standard_bytes(sizes)), int(flops), int(exponentials),
-        plan.shared_bytes, bound, roofline, roofline,
-        all(s.from_memory(target.l2_bytes) == s.distinct for k in kernels for s in k.streams),
+        int(memory), int(sum(k.streamed for k in kernels)), int(standard_bytes(sizes, sizes)), int(flops),
+        int(exponentials), plan.shared_bytes, bound, roofline, roofline,
+        all(s.from_memory(target.l2_bytes) <= s.distinct for k in kernels for s in k.streams),
     )  # fmt: skip
 
 
-def standard_bytes(s: Sizes) -> Any:
-    """`algorithm standard` over the same tiles, where the L2 holds K and V, and not the scores."""
+def standard_bytes(s: Sizes, own: Sizes | None) -> Any:
+    """`algorithm standard` over the same tiles, where the L2 holds K and V, and not the scores. `own` has the numbers
+    of `s` (None: those of a call that needs all keys)."""
     whole = traffic.forward("standard", s)
-    return sum(k.once + sum(x.loaded if x.what == "scores" else x.distinct for x in k.streams) for k in whole)
+    less = [] if own is None else [x.loaded < x.distinct for k in traffic.forward("standard", own) for x in k.streams]
+    streams = [x for k in whole for x in k.streams]
+    few = less or [False] * len(streams)
+    return sum(k.once for k in whole) + sum(
+        x.loaded if x.what == "scores" or little else x.distinct for x, little in zip(streams, few, strict=True)
+    )
 
 
 def kernel_times(kernel: Kernel, plan: KernelPlan, target: Target) -> dict[str, float]:
@@ -215,7 +221,8 @@ def symbols(plan: KernelPlan) -> Sizes:
 def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -> dict[str, Any]:
     """The formulas of a forward call as sympy expressions of `symbols`, by name of Costs.
 
-    `hbm_bytes` is that of a call whose streams the L2 holds, or does not, as `sizes` tells (left out: it does).
+    `hbm_bytes` is that of a call whose streams the L2 holds, or does not, or which loads less than all of them, as
+    `sizes` tells (left out: it holds them, and they are loaded whole).
     `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
     """
     named = symbols(plan)
@@ -223,7 +230,7 @@ def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -
     own = (None,) * len(kernels) if sizes is None else forward_kernels(plan, sizes)
     forms = [kernel_forms(k, o, target) for k, o in zip(kernels, own)]
     found = {name: sum(form[name] for form in forms) for name in forms[0]}
-    found["standard_hbm_bytes"] = standard_bytes(named)
+    found["standard_hbm_bytes"] = standard_bytes(named, sizes)
     found = {name: tidied(value, named) for name, value in found.items()}
     shared = _shared_form(plan, target, named)
     return found if shared is None else {**found, "shared_bytes": shared}
@@ -263,8 +270,12 @@ def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
     """The bytes behind the L2 in symbols: of each stream the case that holds for the numbers of `own`."""
     found = kernel.once
     for i, stream in enumerate(kernel.streams):
-        whole = own is None or own.streams[i].from_memory(target.l2_bytes) == own.streams[i].distinct
-        found += stream.distinct if whole else stream.loaded / stream.readers
+        number = None if own is None else own.streams[i]
+        taken = None if number is None else number.from_memory(target.l2_bytes)
+        if number is None or taken == number.distinct:
+            found += stream.distinct
+        else:
+            found += stream.loaded if taken == number.loaded else stream.loaded / stream.readers
     return found
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 from attncc.ir import LOOP_OF, KernelPlan, PassPlan
 from attncc.planner import hopper, hopper_backward, ladder_memory, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
+from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.tangent_memory import fa2_tangent
 from attncc.targets import Target
 
-MAX_HEAD_DIM = 512
 WHOLE = {"forward": shared_memory.fa2_forward, "tangent": fa2_tangent}  # directions of one kernel: its shared memory
 BUILT: dict[str, Callable[[KernelPlan, Target], int]] = {  # algorithms of the forward pass: its shared memory
     "standard": ladder_memory.standard_forward, "fa1": ladder_memory.fa1_forward,

@@ -12,7 +12,8 @@ from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import shared_memory
 from attncc.planner.backward import Schedule
-from attncc.planner.legality import MAX_HEAD_DIM, violations
+from attncc.planner.classes import MAX_HEAD_DIM
+from attncc.planner.legality import violations
 from attncc.planner.operands import operands
 from attncc.planner.shared_memory import matrix_unit, padded
 from attncc.planner.tangent_memory import fa2_tangent

@@ -59,7 +59,8 @@ class Stream:
     """What programs of a kernel load again and again, in bytes.
 
     loaded    by all programs: what comes from the memory where nothing is cached
-    distinct  each byte once: what comes where the cache keeps all of it from one use to the next
+    distinct  each byte of whole tensors once: what comes where the cache keeps all of it from one use to the next, or
+              `loaded`, where tiles that are left out make that less
     alive     in use at a time, by programs that run side by side
     readers   programs side by side that load the same bytes at the same time
     """
@@ -76,7 +77,8 @@ class Stream:
     def from_memory(self, l2_bytes: int) -> Any:
         """What an L2 of this size leaves to the memory: each byte once where it holds what is alive, else each load
         once for all programs that walk in step."""
-        return self.distinct if self.held(l2_bytes) else max(self.distinct, self.loaded / self.readers)
+        once = min(self.distinct, self.loaded)
+        return once if self.held(l2_bytes) else max(once, self.loaded / self.readers)
 
 
 @dataclass(frozen=True)

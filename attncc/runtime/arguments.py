@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attncc import analysis
+from attncc import analysis, planner
 from attncc.errors import shown_number
 from attncc.ir import AttentionSpec, Param
 
@@ -82,6 +82,8 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) 
             raise TypeError(f"{name} must have the dtype of q, {dtype}, and has {x.dtype}")
         if x.device != device:
             raise ValueError(f"{name} must be on the device of q, {device}, and is on {x.device}")
+    if q.is_meta:
+        raise TypeError("q must be a tensor with elements, and is on meta, where there are none")
     if q.dtype not in DTYPES:
         raise TypeError(f"q must be bfloat16, float16 or float32 (float64 too on a CPU), and is {q.dtype}")
     if inputs is not None and DTYPES[q.dtype] != inputs:
@@ -100,6 +102,8 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) 
         raise ValueError(f"k must have a number of heads that divides q's {heads}, and has {kv_heads}")
     if not of_q[-1] >= 1 or not of_v[-1] >= 1:
         raise ValueError(f"head sizes must be at least 1: D is {of_q[-1]}, D_v is {of_v[-1]}")
+    if max(of_q[-1], of_v[-1]) > planner.MAX_HEAD_DIM:
+        raise ValueError(f"head sizes go up to {planner.MAX_HEAD_DIM}: D is {of_q[-1]}, D_v is {of_v[-1]}")
     if max(of_q[length], of_k[length]) > LONGEST:
         raise ValueError(f"lengths must be below 2^31: {of_q[length]} rows of q, {of_k[length]} keys")
 

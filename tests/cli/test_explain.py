@@ -153,6 +153,15 @@ def test_the_backward_pass_has_a_plan_of_its_own(program, tmp_path):
     assert facts(program, pinned, "--target", "cpu")["backward"] is None
 
 
+@pytest.mark.parametrize("command", ["explain", "show"])
+@pytest.mark.parametrize("width", [0, -3])
+def test_a_divisor_is_refused_as_a_call_refuses_it(program, command, width):
+    given = ("--set", f"width={width}", "--set", "height=4", "--set", "radius=1", "--shape", "q_len=64,k_len=64")
+    found = program(command, SPECS / "neighborhood_2d.attn", "--target", "sm_90", *given)
+    assert found.status == 2 and f"width divides, so that it must be at least 1, and is {width}" in found.err
+    assert not found.out
+
+
 def test_no_plan_and_no_target(program):
     assert program("explain", "causal.attn", "--target", "sm_90", "--shape", "head_dim=513").status == 3
     assert program("explain", "causal.attn", "--target", "sm_1").status == 2

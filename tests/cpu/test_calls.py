@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import attncc
 from attncc.errors import EnvironmentFault
+from attncc.runtime.device import target_for
 
 SPEC = """
 attention x(window: int, block: const int = 2, gain: float = 1.0, slopes: f32[h], doc: i32[b, k] sorted,
@@ -48,6 +50,13 @@ WRONG = [
     ({"k": torch.zeros(2, 2, 40, 9)}, ValueError, "head size D"),
     ({"v": torch.zeros(2, 2, 41, 16)}, ValueError, "length K"),
     ({"q": torch.zeros(2, 5, 5, 8)}, ValueError, "k must have a number of heads that divides q's 5, and has 2"),
+    ({n: good()[n].to("meta") for n in "qkv"}, TypeError, "q must be a tensor with elements, and is on meta"),
+    (
+        {"q": torch.zeros(2, 4, 5, 513), "k": torch.zeros(2, 2, 40, 513)},
+        ValueError,
+        "head sizes go up to 512: D is 513, D_v is 16",
+    ),
+    ({"v": torch.zeros(2, 2, 40, 600)}, ValueError, "head sizes go up to 512: D is 8, D_v is 600"),
     ({"q": torch.zeros(2, 4, 5, 0), "k": torch.zeros(2, 2, 40, 0)}, ValueError, "head sizes must be at least 1"),
     ({"slope": torch.ones(4)}, TypeError, "slope"),
     ({"block": 4}, TypeError, "block"),
@@ -119,7 +128,7 @@ def test_the_interpreter_has_to_be_turned_on(monkeypatch):
     with pytest.raises(EnvironmentFault, match="TRITON_INTERPRET=1"):
         attn(*(torch.zeros(1, 1, 4, 16) for _ in range(3)))
     with pytest.raises(ValueError, match="q must be on the CPU"):
-        attn(*(torch.zeros(1, 1, 4, 16, device="meta") for _ in range(3)))
+        target_for("interpreter", SimpleNamespace(dtype=torch.float32, device=torch.device("cuda")))
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), torch.tensor(0.5)])

@@ -126,6 +126,18 @@ def test_what_the_l2_does_not_hold_comes_once_for_each_round_of_programs():
     assert costs(PLAN, LONG, wide).hbm_bytes == once + 16 * 32768 * 2 * 128 * 2
 
 
+def test_keys_that_no_tile_holds_are_not_read():
+    """One query in a window, of many keys: what it loads is less than all of K and V."""
+    shape, t = Shape(heads=16, kv_heads=16, q_len=1, k_len=65536), target("sm_90")
+    tiles = 16 * 4
+    loaded = tiles * PLAN.tile_k * (128 + 128) * 2
+    found = costs(PLAN, shape, t, tiles)
+    assert found.hbm_bytes == found.streamed_bytes == 16 * (256 * 2 + 4) + loaded and found.held
+    assert found.standard_hbm_bytes == found.hbm_bytes + tiles * PLAN.tile_q * PLAN.tile_k * (2 * 2 + 3 * 4)
+    forms = closed_forms(PLAN, t, sizes_of(PLAN, shape, t, tiles))
+    assert not {"N_k", "H_kv"} & {s.name for s in forms["hbm_bytes"].free_symbols}
+
+
 def test_the_theorem_of_flash_attention_falls_out():
     """Streamed bytes are N^2 d / T of the outer tile, and T is M / d: a quarter of the traffic with four times the
     memory, where standard attention's N^2 stays; and both are quadratic in N."""
