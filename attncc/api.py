@@ -10,7 +10,7 @@ from typing import Any
 
 from attncc import frontend, pipeline
 from attncc.errors import SpecError
-from attncc.runtime import eight, specs
+from attncc.runtime import specs
 from attncc.runtime.attention import Attention
 from attncc.runtime.device import INTERPRETER
 from attncc.runtime.merge import merge
@@ -33,7 +33,12 @@ def compile(text: str, filename: str = "<spec>", *, target: str | None = None, *
         raise ValueError(f"target is left out or {INTERPRETER!r}, and is {target!r}: the tensors' device decides")
     reading = specs.read(text, filename)
     pipeline.refuse(reading.parsed)
-    attention = eight.attention(reading.parsed, _consts(reading.parsed, consts), target)
+    kind: type[Attention] = Attention
+    if reading.parsed.spec.precision.is_eight_bit:
+        from attncc.runtime.eight import EightBit  # which takes a second: PyTorch's compiler comes with it
+
+        kind = EightBit
+    attention = kind(reading.parsed, _consts(reading.parsed, consts), target)
     attention.kernels.begin(reading)
     return attention
 

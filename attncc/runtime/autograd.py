@@ -59,6 +59,14 @@ class Once(torch.autograd.Function):
         return vmapped(Once.apply, call, info.batch_size, dims[1:], tensors)
 
 
+def once(call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """A derivative; as a call of its own, which takes the host longer, only where its derivatives could be asked for."""
+    if torch.is_grad_enabled() or transforms_are_active() or forward_ad._current_level >= 0:
+        made: tuple[Tensor, ...] = Once.apply(call, *tensors)
+        return made
+    return _computed(call, tensors)
+
+
 class Differentiable(torch.autograd.Function):
     """A call of an Attention. Differentiable once, in reverse or forward mode: a derivative of its derivative raises.
     Incoming gradients and tangents may have any strides, gradients any float type."""
@@ -81,7 +89,7 @@ class Differentiable(torch.autograd.Function):
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         wanted = tuple(i for i, want in enumerate(needed) if want)
         gradients = Gradients(call.attention, call.plain, call.names, wanted)
-        found = dict(zip(wanted, Once.apply(gradients, d_out, d_lse, *ctx.saved_tensors), strict=True))
+        found = dict(zip(wanted, once(gradients, d_out, d_lse, *ctx.saved_tensors), strict=True))
         return (None, *map(found.get, range(len(needed))))
 
     @staticmethod
@@ -90,8 +98,7 @@ class Differentiable(torch.autograd.Function):
         moving = [n for n, x in zip(call.names, moves[4:], strict=True) if x is not None]
         refuse_ungiven(call.attention.spec, moving, "tangent")
         tangents = Tangents(call.attention, call.plain, call.names)
-        found: tuple[Tensor, ...] = Once.apply(tangents, *saved, *moves[1:])
-        return found
+        return once(tangents, *saved, *moves[1:])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: Call, *tensors: Tensor) -> Any:

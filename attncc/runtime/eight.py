@@ -156,12 +156,6 @@ def _turned_back(x: Tensor, rotated: bool) -> Tensor:
     return (x.float() @ rotation(x.shape[-1], x.device).mT) if rotated else x
 
 
-def attention(parsed: Parsed, consts: Mapping[str, int], target: str | None = None) -> Attention:
-    """What calls a spec: of 8-bit inputs, or any other."""
-    kind = EightBit if parsed.spec.precision.is_eight_bit else Attention
-    return kind(parsed, consts, target)
-
-
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:
     """What a pickle leads to."""
     from attncc import frontend
