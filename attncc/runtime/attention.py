@@ -78,11 +78,11 @@ class Attention:
         """Search for the fastest plan for calls like this one on its GPU, and keep it for good.
 
         Arguments are those of a call, parameters by name or, those that are called as an argument here, in the mapping
-        `params`; the winner serves every call of its bucket (docs/tuning.md). `passes` are
-        forward and backward; left out: forward, and backward where an argument requires a gradient. `cold` empties the
-        GPU's cache before each run, `budget` is the seconds for all, `tell` hears (pass, done, all, found).
-        Candidates are compared with float64 before they may win; results change by nothing but the plan. TypeError and
-        ValueError as for a call, ValueError for strides that TMA cannot take; EnvironmentFault without a GPU.
+        `params`; the winner serves every call of its bucket (docs/tuning.md). `passes` are forward and backward; left
+        out: forward, and backward where an argument requires a gradient. `cold` empties the GPU's cache before each
+        run, `budget` is the seconds for all, `tell` hears (pass, done, all, found).
+        Candidates are compared with float64 before they win; results change by nothing but the plan. TypeError and
+        ValueError as for a call, also for no budget and strides that TMA cannot take; EnvironmentFault without a GPU.
         """
         from attncc.runtime import tune
 

@@ -65,7 +65,9 @@ def tune(
     """See Attention.tune. `timer` stands in for the device's own events, `workers` compile and are left running.
 
     `contests`, by pass, are those of an earlier search of the same bucket."""
-    arguments.check_names(attention.spec, given)
+    attention._check(q, k, v, given)
+    if not budget > 0:
+        raise ValueError(f"budget is seconds above 0, and is {budget}")
     if attention.spec.dropout is not None:  # equal calls shall give equal bits
         given = {**given, "seed": given.get("seed") or SEED}
     ready = attention.ready(q, k, v, given)

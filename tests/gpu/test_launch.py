@@ -98,7 +98,7 @@ def test_37_tuning_leaves_results_alone(tmp_path, monkeypatch, passes):
         return [out.detach(), *torch.autograd.grad(out.float().sum(), (q, k, v))]
 
     before = run()
-    found = attn.tune(q, k, v, passes=passes, budget=20.0).found[passes[0]]
+    found = attn.tune(q, k, v, passes=passes, budget=8.0).found[passes[0]]
     assert found.best is not None and found.first.ms >= found.best.ms * 0.99
     first, second = run(), run()
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -230,8 +230,15 @@ def test_what_cannot_be_tuned_is_said(device, tensors):
         attn.tune(q, q[:, :0], q[:, :0], **params)
     with pytest.raises(TypeError, match="needs the parameter bias"):
         attn.tune(q, q, q)
+    with pytest.raises(TypeError, match="q must be a tensor, and is an int"):
+        attn.tune(1, q, q, **params)
+    with pytest.raises(TypeError, match="bias must be a tensor"):
+        attn.tune(q, q, q, bias=3)
     with pytest.raises(ValueError, match="passes are some of forward, backward"):
         attn.tune(q, q, q, passes=["sideways"], **params)
+    for budget in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="budget is seconds above 0"):
+            attn.tune(q, q, q, budget=budget, **params)
     device(None)
     with pytest.raises(EnvironmentFault, match="nothing to tune on a CPU"):
         attn.tune(q, q, q, **params)
