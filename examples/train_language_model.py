@@ -105,7 +105,7 @@ def alone(kind: str, *sizes: int) -> Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=2)
     asked = parser.parse_args()
