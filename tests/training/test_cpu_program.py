@@ -262,7 +262,7 @@ class Peak(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_memory_beyond_what_a_call_returns(dtype):
-    """No more than 16 bytes for each batch entry, head and row, forward and backward."""
+    """No more than 16 bytes for each further row of an entry and head, forward and backward: tiles have one size."""
     attn = attncc.compile("attention a(t: f32[h] grad) { score s * t[h] mask k <= q }")
     peaks, head, heads = [], 16, 2
     for rows in (1024, 2048):
