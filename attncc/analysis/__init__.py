@@ -1,7 +1,7 @@
 """What follows from a spec: the tiles that its mask visits, proofs, counts, widths of integers."""
 
 from attncc.analysis.alike import alike_visits
-from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs, tile_counts
+from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs, row_counts, tile_counts, visited_tiles
 from attncc.analysis.derivative import derivative, ungradable
 from attncc.analysis.evaluate import Env, evaluate
 from attncc.analysis.kernel import kernel_visits
@@ -27,9 +27,11 @@ __all__ = [
     "kernel_visits",
     "nonnegative",
     "prove",
+    "row_counts",
     "spread",
     "tile_counts",
     "ungradable",
+    "visited_tiles",
     "visits",
     "widths",
 ]  # fmt: skip

@@ -1,9 +1,11 @@
-"""Numbers of one shape: pairs kept, rows empty, tiles visited, the balance of work. Exact, or None where contents are
-missing."""
+"""Numbers of one shape: pairs kept, rows empty, tiles visited, the balance of work. None where contents are missing.
+
+Exact up to a bound of work; beyond, estimated from rows or query tiles that are drawn evenly, which is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,38 +22,71 @@ from attncc.analysis.terms import Algebra, Term
 from attncc.ir import AttentionSpec, Segment, Shape, Visits, conjunction, names, tensors, tile_names
 
 GRID = 2**26  # pairs that are looked at one by one, where no formula is known
+TESTED = 2**23  # pairs of tiles that a test decides on, of all programs
+ROWS = 2**24  # rows, or query tiles, that a formula is evaluated for, of all programs; beyond, as many as DRAWN
+DRAWN = 2**20
+SLICE = 2**16  # of them at a time
 CLAUSES = 5  # whose unions are counted by inclusion and exclusion
 Residue = tuple[Array, Array, Array, Array]  # n, z, r1, r2: the keys with r1 <= (k + z) % n <= r2
 Part = tuple[Array, Array, "Residue | None"]  # low, high (inclusive) and residue, for each row
 
 
+@dataclass(frozen=True)
+class RowCounts:
+    """Summed over batch and heads; `drawn` is how many rows that was worked out from, None where from all."""
+
+    pairs: int
+    empty: int
+    drawn: int | None = None
+
+
 def kept_pairs(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> int | None:
-    """Pairs that the mask keeps, summed over batch and heads: a sum over rows of closed forms.
+    """Pairs that the mask keeps, as row_counts has them."""
+    found = row_counts(spec, shape, values)
+    return None if found is None else found.pairs
+
+
+def empty_row_count(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> int | None:
+    """Rows that see no key, as row_counts has them."""
+    found = row_counts(spec, shape, values)
+    return None if found is None else found.empty
+
+
+def row_counts(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> RowCounts | None:
+    """Pairs that the mask keeps, and rows that see none: a sum over rows of closed forms.
 
     `values`: scalars, extents of free axes, numpy arrays of tensors. None where one is missing that the mask needs,
     and where the mask has no closed form and the grid is too large to be looked at.
     """
-    return _summed(spec, shape, values, lambda counts: int(counts.sum()))
-
-
-def empty_row_count(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> int | None:
-    """Rows that see no key, summed over batch and heads; None as for kept_pairs."""
-    return _summed(spec, shape, values, lambda counts: int((counts == 0).sum()))
-
-
-def _summed(
-    spec: AttentionSpec, shape: Shape, values: Mapping[str, Value], number: Callable[[Array], int]
-) -> int | None:
     if missing(spec, values):
         return None
-    rows = _Rows(spec)
-    total = 0
-    for env, times in programs(spec, shape, values):
-        counts = rows.counts(env)
-        if counts is None:
-            return None
-        total += times * number(counts)
-    return total
+    rows, every = _Rows(spec), list(programs(spec, shape, values))
+    at = drawn(shape.q_len, len(every), ROWS)
+    pairs = empty = 0
+    for env, times in every:
+        for part in _slices(at):
+            counts = rows.counts(env, part)
+            if counts is None:
+                return None
+            pairs += times * int(counts.sum())
+            empty += times * int((counts == 0).sum())
+    n, seen = shape.q_len, len(at)
+    return RowCounts(pairs, empty) if seen == n else RowCounts(pairs * n // seen, empty * n // seen, seen * len(every))
+
+
+def drawn(n: int, programs: int, most: int, some: int = DRAWN) -> Array:
+    """All of n places, or where those of all programs are more than `most`, `some` for all: one of each of as many
+    stretches, anywhere in it, so that what comes round again in a mask does not fall on them all."""
+    if n * programs <= most:
+        return np.arange(n)
+    number = min(n, max(1, some // programs))
+    edges = np.linspace(0, n, number + 1)
+    within = np.random.default_rng(0).random(number)
+    return np.minimum((edges[:-1] + within * np.diff(edges)).astype(np.int64), n - 1)
+
+
+def _slices(at: Array, size: int = SLICE) -> list[Array]:
+    return np.array_split(at, max(1, -(-len(at) // size)))
 
 
 def missing(spec: AttentionSpec, values: Mapping[str, Value]) -> tuple[str, ...]:
@@ -100,16 +135,15 @@ class _Rows:
         self.solved = not solver.overflow and len(self.clauses) <= CLAUSES
         self.emitter = Emitter(spec)
 
-    def counts(self, env: Env) -> Array | None:
-        """For each row, int64; None where there is neither a formula nor a small grid."""
-        n = int(env.names["q_len"])
-        rows = np.arange(n)
-        shift = int(env.names["k_len"]) - n if self.spec.align == "end" else 0
+    def counts(self, env: Env, rows: Array) -> Array | None:
+        """For each of these rows, int64; None where there is neither a formula nor a small grid."""
+        n = len(rows)
+        shift = int(env.names["k_len"]) - int(env.names["q_len"]) if self.spec.align == "end" else 0
         here = env.plus(row=rows, q=rows + shift)
         parts = [self._part(c, here, n) for c in self.clauses] if self.solved else [None]
         known = [p for p in parts if p is not None]
         found = _union(known, n) if len(known) == len(parts) else None
-        return self._by_grid(env) if found is None else found
+        return self._by_grid(env, rows, shift) if found is None else found
 
     def _value(self, e: Term, env: Env, n: int) -> Array:
         return np.broadcast_to(np.asarray(evaluate(self.emitter(e), env)), (n,)).astype(np.int64)
@@ -136,15 +170,14 @@ class _Rows:
                 return None
         return low, np.where(ok, high, low - 1), found
 
-    def _by_grid(self, env: Env) -> Array | None:
+    def _by_grid(self, env: Env, rows: Array, shift: int) -> Array | None:
         """Every pair, some rows at a time."""
-        n, m = int(env.names["q_len"]), int(env.names["k_len"])
+        m = int(env.names["k_len"])
         mask = conjunction(self.spec.masks)
-        if n * m > GRID or mask is None:
+        if int(env.names["q_len"]) * m > GRID or mask is None:
             return None
-        shift = m - n if self.spec.align == "end" else 0
         counts = []
-        for at in np.array_split(np.arange(n), max(1, n * m // 2**20)):
+        for at in np.array_split(rows, max(1, len(rows) * m // 2**20)):
             here = env.plus(row=at[:, None], q=at[:, None] + shift, k=np.arange(m)[None, :])
             counts.append(np.broadcast_to(np.asarray(evaluate(mask, here), bool), (len(at), m)).sum(1))
         return np.concatenate(counts)
@@ -229,68 +262,77 @@ class Balance:
         return self.most / self.mean if self.mean else 1.0
 
 
-def tile_counts(
-    spec: AttentionSpec,
-    shape: Shape,
-    tile_q: int,
-    tile_k: int,
-    values: Mapping[str, Value],
-    found: Visits | None = None,
-) -> dict[str, int] | None:
-    """Tiles {skipped, partial, full}, summed over batch and heads, as the visits `found` (of queries) have them.
+@dataclass(frozen=True)
+class TileCounts:
+    """Summed over batch and heads. Full tiles evaluate no mask; skipped ones are not read at all, or ruled out by the
+    tile's test. `drawn` is how many query tiles that was worked out from, None where from all."""
 
-    Full tiles evaluate no mask; skipped ones are not read at all, or ruled out by the tile's test. None where a value
-    is missing.
-    """
-    plan = found if found is not None else visits(spec, "q")
-    if missing(spec, values):
-        return None
-    total = {"skipped": 0, "partial": 0, "full": 0}
-    for env, times in programs(spec, shape, values):
-        partial, full, n = _tiles(plan, spec, env, tile_q, tile_k)
-        total["partial"] += times * int(partial.sum())
-        total["full"] += times * int(full.sum())
-        total["skipped"] += times * (n - int(partial.sum()) - int(full.sum()))
-    return total
+    skipped: int
+    partial: int
+    full: int
+    balance: Balance
+    drawn: int | None = None
+
+
+def tile_counts(
+    spec: AttentionSpec, shape: Shape, tile_q: int, tile_k: int, values: Mapping[str, Value],
+    found: Visits | None = None,
+) -> dict[str, int] | None:  # fmt: skip
+    """Tiles {skipped, partial, full}, as visited_tiles has them."""
+    made = visited_tiles(spec, shape, tile_q, tile_k, values, found)
+    return None if made is None else {"skipped": made.skipped, "partial": made.partial, "full": made.full}
 
 
 def balance(
-    spec: AttentionSpec,
-    shape: Shape,
-    tile_q: int,
-    tile_k: int,
-    values: Mapping[str, Value],
+    spec: AttentionSpec, shape: Shape, tile_q: int, tile_k: int, values: Mapping[str, Value],
     found: Visits | None = None,
-) -> Balance | None:
-    """How evenly the visited tiles fall on the query tiles; None where a value is missing."""
+) -> Balance | None:  # fmt: skip
+    """How evenly the visited tiles fall on the query tiles, as visited_tiles has it."""
+    made = visited_tiles(spec, shape, tile_q, tile_k, values, found)
+    return None if made is None else made.balance
+
+
+def visited_tiles(
+    spec: AttentionSpec, shape: Shape, tile_q: int, tile_k: int, values: Mapping[str, Value],
+    found: Visits | None = None,
+) -> TileCounts | None:  # fmt: skip
+    """What the visits `found` (of queries) make of the tiles of a shape; None where a value is missing."""
     plan = found if found is not None else visits(spec, "q")
     if missing(spec, values):
         return None
-    work, weights = [], []
-    for env, times in programs(spec, shape, values):
-        partial, full, _ = _tiles(plan, spec, env, tile_q, tile_k)
-        work.append(partial + full)
-        weights.append(times)
-    each = np.stack(work)
-    mean = float((each.mean(1) * weights).sum() / sum(weights))
-    return Balance(int(each.min()), int(each.max()), mean)
+    every = list(programs(spec, shape, values))
+    n, m = -(-shape.q_len // tile_q), -(-shape.k_len // tile_k)
+    tested = plan.may is not None or plan.must is not None
+    at = drawn(n, len(every), TESTED // m, TESTED // m) if tested else drawn(n, len(every), ROWS)
+    seen, partial, full = len(at), 0, 0
+    least, most, work, heads = n * m, 0, 0, 0
+    for env, times in every:
+        some, whole = _tiles(plan, spec, env, tile_q, tile_k, at)
+        partial, full = partial + times * int(some.sum()), full + times * int(whole.sum())
+        least, most = min(least, int((some + whole).min())), max(most, int((some + whole).max()))
+        work, heads = work + times * int((some + whole).sum()), heads + times
+    partial, full = partial * n // seen, full * n // seen
+    even = Balance(least, most, work / (seen * heads))
+    return TileCounts(heads * n * m - partial - full, partial, full, even, None if seen == n else seen * len(every))
 
 
-def _tiles(plan: Visits, spec: AttentionSpec, env: Env, tile_q: int, tile_k: int) -> tuple[Array, Array, int]:
-    """Partial and full key tiles of each query tile, and the number of all tiles."""
+def _tiles(plan: Visits, spec: AttentionSpec, env: Env, tile_q: int, tile_k: int, tiles: Array) -> tuple[Array, Array]:
+    """Partial and full key tiles of each of these query tiles."""
     called = tile_names(taken(spec))
     q_len, k_len = int(env.names["q_len"]), int(env.names["k_len"])
-    n, m = -(-q_len // tile_q), -(-k_len // tile_k)
+    m = -(-k_len // tile_k)
     env = tables(plan, spec, env.plus(**{called["TILE_Q"]: tile_q, called["TILE_K"]: tile_k}))
-    partial, full = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    for at in np.array_split(np.arange(n), max(1, n * m // 2**20)):
+    tested = plan.may is not None or plan.must is not None
+    found = []
+    for at in _slices(tiles, max(1, 2**18 // m) if tested else SLICE):
         first = at[:, None] * tile_q
         outer = {"tile": at[:, None], "first": first, "last": np.minimum(first + tile_q, q_len) - 1}
         here = env.plus(**{called[k]: v for k, v in outer.items()})
         for name, value in plan.lets:
             here = here.plus(**{name: evaluate(value, here)})
-        partial[at], full[at] = _classes(plan, here, called, len(at), m, tile_k, k_len)
-    return partial, full, n * m
+        found.append(_classes(plan, here, called, len(at), m, tile_k, k_len))
+    partial, full = zip(*found, strict=True)
+    return np.concatenate(partial), np.concatenate(full)
 
 
 def _classes(

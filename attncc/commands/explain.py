@@ -52,8 +52,8 @@ def command(
 ) -> None:  # fmt: skip
     """Print what SPEC means, what is proved of its mask, the plan for a target and shape, and what a call costs.
 
-    Counts are exact, over batch and heads; those that need contents or values not given are left out, and --set gives
-    them.
+    Counts are over batch and heads, and exact but for the largest shapes, which says so; those that need contents or
+    values not given are left out, and --set gives them.
 
     \b
         attncc explain causal.attn --target sm_90
@@ -128,15 +128,17 @@ def _param(param: dict[str, Any]) -> str:
 def _mask(mask: dict[str, Any]) -> list[tuple[str, str]]:
     unknown = "depend on contents or values that are not given: --set gives them"
     pairs, tiles, work = mask["pairs"], mask["tiles"], mask["balance"]
+    some_rows, some_tiles = _estimated(mask["drawn"]["rows"], "rows"), _estimated(mask["drawn"]["tiles"], "query tiles")
     rows = [
         (
             "pairs kept",
             unknown
             if pairs is None
-            else f"{count(pairs)} of {count(mask['total'])}, {100 * pairs / mask['total']:.4g}%",
+            else f"{count(pairs)} of {count(mask['total'])}, {100 * pairs / mask['total']:.4g}%{some_rows}",
         )
     ]
-    rows.append(("tiles", unknown if work is None else ", ".join(f"{count(n)} {name}" for name, n in tiles.items())))
+    shown = ", ".join(f"{count(n)} {name}" for name, n in tiles.items() if n is not None) + some_tiles
+    rows.append(("tiles", unknown if work is None else shown))
     if work is not None:
         rows.append(("balance", f"{work['least']} to {work['most']} tiles a program, {work['mean']:.4g} in the mean"))
     rows.append(("empty rows", _empty(mask)))
@@ -144,6 +146,10 @@ def _mask(mask: dict[str, Any]) -> list[tuple[str, str]]:
     proofs += ["it keeps every pair"] if mask["always"] else ["it keeps no pair"] if mask["never"] else []
     rows += [("proved", "; ".join(proofs))] if proofs else []
     return [*rows, *_visits(mask)]
+
+
+def _estimated(number: int | None, what: str) -> str:
+    return "" if number is None else f", estimated from {count(number)} {what}"
 
 
 def _empty(mask: dict[str, Any]) -> str:
@@ -154,7 +160,8 @@ def _empty(mask: dict[str, Any]) -> str:
             if mask["empty_rows_proved"] == "never"
             else "all, since the mask keeps nothing"
         )
-    here = "" if mask["empty_rows"] is None else f"{count(mask['empty_rows'])} here; "
+    about = "" if mask["drawn"]["rows"] is None else "about "
+    here = "" if mask["empty_rows"] is None else f"{about}{count(mask['empty_rows'])} here; "
     if mask["no_empty_row"] is None:
         return here + "other calls may have some"
     return f"{here}none {'exactly ' if mask['empty_rows_proved'] == 'when' else ''}where {mask['no_empty_row']}"

@@ -69,23 +69,23 @@ def backward_facts(planned: Planned) -> dict[str, Any] | None:
 
 
 def mask_facts(planned: Planned, known: Contents) -> dict[str, Any]:
-    """Exact counts for this call, and what is proved of every call."""
+    """Counts for this call, and what is proved of every call. `drawn`: from how many rows and query tiles counts are
+    estimated, None where they are exact."""
     from attncc import analysis, frontend
 
     spec, shape, plan, visits = planned.spec, planned.shape, planned.choice.plan, planned.visits
     proved = analysis.prove(spec)
-    pairs = empty = tiles = work = None
+    rows = tiles = None
     if not unknown_in_mask(planned.spec, known):
-        pairs = analysis.kept_pairs(spec, shape, known.values)
-        empty = analysis.empty_row_count(spec, shape, known.values)
-        tiles = analysis.tile_counts(spec, shape, plan.tile_q, plan.tile_k, known.values, visits)
-        work = analysis.balance(spec, shape, plan.tile_q, plan.tile_k, known.values, visits)
+        rows = analysis.row_counts(spec, shape, known.values)
+        tiles = analysis.visited_tiles(spec, shape, plan.tile_q, plan.tile_k, known.values, visits)
     return {
-        "pairs": pairs,
+        "pairs": rows.pairs if rows else None,
         "total": shape.batch * shape.heads * shape.q_len * shape.k_len,
-        "empty_rows": empty,
-        "tiles": {name: tiles[name] if tiles else None for name in ("skipped", "partial", "full")},
-        "balance": {**plain(work), "ratio": work.ratio} if work else None,
+        "empty_rows": rows.empty if rows else None,
+        "tiles": {name: getattr(tiles, name) if tiles else None for name in ("skipped", "partial", "full")},
+        "balance": {**plain(tiles.balance), "ratio": tiles.balance.ratio} if tiles else None,
+        "drawn": {"rows": rows.drawn if rows else None, "tiles": tiles.drawn if tiles else None},
         "causal": proved.causal,
         "always": proved.always,
         "never": proved.never,

@@ -9,7 +9,7 @@ from contents import HEADS, B
 from corpus import MASKS, SHAPES, Mask
 from spelling import Table, grid, spec_of
 
-from attncc.analysis import balance, empty_row_count, evaluate, kept_pairs, prove, tile_counts
+from attncc.analysis import balance, counts, empty_row_count, evaluate, kept_pairs, prove, tile_counts
 from attncc.analysis.prove import future
 from attncc.analysis.words import text
 from attncc.frontend import parse
@@ -192,3 +192,32 @@ def test_opaque_parts_come_with_a_reason() -> None:
     assert reasons["mark[b, k]"].startswith("a tensor is read")
     assert "remainder" in reasons["(q - k) % d == 0"]
     assert len(reasons) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "values"),
+    [("0 <= q - k < w", {"w": 300}), ("k <= q and (q - k) % d == 0", {"d": 8}), ("q % d == 0", {"d": 64})],
+)
+def test_beyond_a_bound_rows_and_tiles_are_drawn(monkeypatch, mask, values):
+    """Evenly, and not in step with what comes round again."""
+    spec, shape = spec_of(mask), Shape(batch=2, heads=3, kv_heads=3, q_len=40_000, k_len=50_000)
+    exact, tiles = counts.row_counts(spec, shape, values), counts.visited_tiles(spec, shape, 16, 512, values)
+    monkeypatch.setattr(counts, "ROWS", 2000)
+    monkeypatch.setattr(counts, "TESTED", 2**16)
+    monkeypatch.setattr(counts, "DRAWN", 2000)
+    monkeypatch.setattr(counts.drawn, "__defaults__", (2000,))
+    about, some = counts.row_counts(spec, shape, values), counts.visited_tiles(spec, shape, 16, 512, values)
+    assert (exact.drawn, tiles.drawn, about.drawn) == (None, None, 2000) and 0 < some.drawn <= 2000
+    assert about.pairs == pytest.approx(exact.pairs, rel=0.25)
+    assert about.empty == pytest.approx(exact.empty, rel=0.05)
+    assert some.partial + some.full == pytest.approx(tiles.partial + tiles.full, rel=0.1)
+    assert some.skipped + some.partial + some.full == tiles.skipped + tiles.partial + tiles.full
+    assert some.balance.mean == pytest.approx(tiles.balance.mean, rel=0.1)
+
+
+def test_ten_million_keys_take_few_evaluations(monkeypatch):
+    made = []
+    monkeypatch.setattr(counts, "evaluate", lambda e, env: made.append(e) or evaluate(e, env))
+    shape = Shape(batch=1, heads=1, kv_heads=1, q_len=10**7, k_len=10**7)
+    found = counts.visited_tiles(spec_of("k <= q and (k < 4 or q - k < w)"), shape, 128, 128, {"w": 1025})
+    assert found.drawn is None and found.partial + found.full > 78_125 and len(made) < 100
