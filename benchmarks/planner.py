@@ -51,7 +51,7 @@ def planned_of(family: Family) -> pipeline.Planned:
 
 def grid(planned: pipeline.Planned, every: bool) -> list[Candidate]:
     """The first choice, then the other plans in the order of the model's times, then those that it has no times for."""
-    found = {p: c.predicted_ms for p, c in ranked(planned.spec, planned.shape, planned.target, planned.visits)}
+    found = dict(ranked(planned.spec, planned.shape, planned.target, planned.visits))
     first = next(iter(found))
     others = specialised(planned.spec, planned.shape, planned.target, planned.visits)
     ahead = [p for p in found if p == first or every or usual(p)]

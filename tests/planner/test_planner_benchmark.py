@@ -1,0 +1,36 @@
+"""What benchmarks/planner.py measures, without a GPU."""
+
+import sys
+
+import pytest
+
+from tests.house.tree import ROOT
+
+
+@pytest.fixture(scope="module")
+def bench():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import planner as made
+
+    yield made
+    sys.path.remove(str(ROOT / "benchmarks"))
+    for name in ("planner", "forward", "records", "turns", "peers"):
+        sys.modules.pop(name, None)
+
+
+def test_the_grid_begins_with_the_first_choice_and_holds_both_algorithms(bench):
+    planned = bench.planned_of(("dense", "causal", 128))
+    grid = bench.grid(planned, every=False)
+    assert grid[0].plan == planned.choice.plan
+    assert len(set(grid)) == len(grid) and {c.plan.algorithm for c in grid} == {"fa2", "fa3"}
+    told = [bench.told(c) for c in grid]
+    assert len(set(told)) == len(told)  # a name stands for one plan
+    assert set(grid) < set(bench.grid(planned, every=True))
+
+
+def test_a_row_is_told_with_its_share(bench):
+    row = {
+        "row": "causal", "share": 0.95, "measured": 2, "plans": 3, "first": "a", "best": "b", "best_ms": 1.0,
+        "share_fa2": None, "wrong": [], "failed": ["c"],
+    }  # fmt: skip
+    assert "0.950  2 of 3 plans; first a, best b 1.0000 ms; wrong 0, failed 1" in bench.shown(row)
