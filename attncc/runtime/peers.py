@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attncc import analysis, pipeline
 from attncc.errors import AttnError
-from attncc.ir import Schedule, Shape
+from attncc.ir import Schedule, Shape, names
 from attncc.runtime.attention import Attention
 from attncc.runtime.written import Written, unfused_bytes
 
@@ -26,6 +26,7 @@ SDPA = {
     SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH,
 }  # fmt: skip
 NO_KERNEL = ("No available kernel", "No viable backend")
+EAGER = 2**29  # pairs whose block mask is made without compiling that, which takes longer
 ROOM = 0.8  # of the free memory that a peer may fill with pairs
 
 
@@ -130,7 +131,8 @@ def is_causal(call: Call) -> bool:
 
 
 def _flex(call: Call) -> Run:
-    """FlexAttention compiled for exactly these shapes, with a block mask; both made once, outside what is timed."""
+    """FlexAttention compiled for exactly these shapes, with a block mask of the batch
+    entries and heads that its mask tells apart; both made once, outside what is timed."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     written, shape = call.written, call.shape
@@ -153,8 +155,11 @@ def _flex(call: Call) -> Run:
         compiled = torch.compile(flex_attention, dynamic=False)
         blocks = None
         if written.spec.masks:
-            make = torch.compile(create_block_mask, dynamic=False)
-            blocks = make(mask, shape.batch, shape.heads, shape.q_len, shape.k_len, device=call.q.device)
+            read = frozenset().union(*map(names, written.spec.masks))
+            size = (shape.batch if "b" in read else 1, shape.heads if read & {"h", "h_kv"} else 1)
+            few = size[0] * size[1] * shape.q_len * shape.k_len <= EAGER
+            make = create_block_mask if few else torch.compile(create_block_mask, dynamic=False)
+            blocks = make(mask, *size, shape.q_len, shape.k_len, device=call.q.device)
     return lambda q, k, v: compiled(
         q, k, v, score_mod=score if written.spec.scores else None, block_mask=blocks, scale=written.scale,
         enable_gqa=group > 1,
