@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -58,6 +59,15 @@ def prove(spec: AttentionSpec) -> Proved:
     shown = Emitter(spec)(found.condition) if found.condition is not None and state in ("when", "maybe") else None
     warnings = _warnings(spec, always, never, causal)
     return Proved(None if never else causal, always, never, state, shown, opaque_parts(spec), warnings)
+
+
+@lru_cache(maxsize=16)  # for each of a kernel's masks the printer asks again
+def sees_no_future(spec: AttentionSpec) -> bool:
+    """Whether `prove` has "k <= q" as the bound of every kept pair, without its other proofs."""
+    algebra = Algebra(spec_facts(spec))
+    lift = Lift(spec, algebra)
+    mask = lift.mask()
+    return not refuted(mask) and _within(mask, lift.q)
 
 
 def _within(mask: Term, end: Term) -> bool:

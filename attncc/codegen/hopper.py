@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attncc.analysis import prove
+from attncc.analysis.prove import sees_no_future
 from attncc.codegen.loops import VisitsView, Walk, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
@@ -129,7 +129,7 @@ def unpacked(names: Sequence[str]) -> str:
 
 def tail(spec: AttentionSpec) -> str:
     """The condition that a key exists, where the mask does not say so: no row stands behind the last key."""
-    behind = spec.align == "end" and bool(spec.masks) and prove(spec).causal == "k <= q"
+    behind = spec.align == "end" and bool(spec.masks) and sees_no_future(spec)
     return "" if behind else "k < k_len"
 
 

@@ -60,7 +60,7 @@ class Once(torch.autograd.Function):
 
 
 def once(call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """A derivative; as a call of its own, which takes the host longer, only where its derivatives could be asked for."""
+    """A derivative; as a call of its own, which takes longer, only where its derivatives could be asked for."""
     if torch.is_grad_enabled() or transforms_are_active() or forward_ad._current_level >= 0:
         made: tuple[Tensor, ...] = Once.apply(call, *tensors)
         return made

@@ -98,7 +98,9 @@ def test_the_kernels_of_tables_take_their_tiles(tmp_path):
         pytest.param("attention w(window: int) { mask 0 <= q - k < window }", "fa3", 64, marks=pytest.mark.slow),
         pytest.param("attention f { mask false }", "fa3", 32, marks=pytest.mark.slow),
         pytest.param(
-            "attention r(t: f32[b, row], u: f32[b, k]) { score s * sigmoid(t[b, row]) + sigmoid(u[b, k]) }", "fa3", 32,
+            "attention r(t: f32[b, row], u: f32[b, k]) { score s * sigmoid(t[b, row]) + sigmoid(u[b, k]) }",
+            "fa3",
+            32,
             marks=pytest.mark.slow,
         ),
     ],
