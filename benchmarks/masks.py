@@ -235,8 +235,10 @@ def main() -> None:
         for row in as_completed(
             pool.submit(measure, spec, options.calls, algorithms, options.recompile) for spec in specs
         ):
-            results.append(row.result())
-            print(told(results[-1]), flush=True)
+            found = row.result()
+            print(told(found), flush=True)
+            results.append(found)
+            results.sort(key=lambda result: specs.index(result["row"]))
             records.write(Path(options.out) / "masks.json", results, calls=options.calls)
 
 
