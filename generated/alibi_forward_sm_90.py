@@ -416,7 +416,8 @@ def forward(q, k, v, *, slopes):
     if not out.numel():
         return out, lse
     group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
-    together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds
+    cached = max(1, 33554432 // (512 * k_len))  # heads whose K and V L2 holds
+    together = min(min(cached, 32) * group, b_len * h_len)
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
     programs = min(slots, processors(q.device))

@@ -37,6 +37,7 @@ ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(g
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
 
 # Words that Triton's versions spell differently.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -119,9 +120,26 @@ def full_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 @gluon.jit
 def full_forward_tile(
-    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of: gl.constexpr
+    order,
+    weights,
+    m,
+    l,
+    out,
+    query,
+    loaded,
+    b,
+    h,
+    h_kv,
+    shared,
+    signals,
+    args,
+    here,
+    mine_of: gl.constexpr,
+    plain: gl.constexpr,
 ):
-    """One more tile of keys: its products with the queries, those of the tile before under its weights."""
+    """One more tile of keys: its products with the queries, those of the tile before under its weights.
+
+    A `plain` tile needs no mask, and the reference stands."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -141,11 +159,17 @@ def full_forward_tile(
 
     order = gl.max(orders.index(at).load(ONE), 0)
     s = warpgroup_mma_wait(1, deps=[s])
-    p, m, l, rescale = full_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0)
+    if plain:
+        p, m, l, rescale = full_forward_weights(s, m, l, order // 128, args, here, False, False)
+    else:
+        p, m, l, rescale = full_forward_weights(
+            s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+        )
     out = warpgroup_mma_wait(0, deps=[out])
     mbarrier.arrive(used.index(at))
-    if order & RAISES != 0:
-        out = out * as_rows(rescale, OUTPUT)
+    if not plain:
+        if order & RAISES != 0:
+            out = out * as_rows(rescale, OUTPUT)
     weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
     return order, weights, m, l, out
 
@@ -194,10 +218,16 @@ def full_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
         loaded += 1
         while order & LAST == 0:
-            order, weights, m, l, out = full_forward_tile(
-                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
-            )
-            loaded += 1
+            while order & PLAIN != 0:
+                order, weights, m, l, out = full_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+                )
+                loaded += 1
+            while order & (PLAIN | LAST) == 0:
+                order, weights, m, l, out = full_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+                )
+                loaded += 1
         before = (loaded - 1) % STAGES
         mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
         out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
@@ -305,6 +335,7 @@ def full_forward_producer(shared, signals, args):
             if masked_steps + full_steps == 0:
                 tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
             order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
+            order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
             order += gl.where(count == total - 1, LAST, 0)
 
             loaded = full_forward_load(order, count == 0, loaded, turn, b, h, h_kv, mine, shared, signals, args)

@@ -5,7 +5,7 @@
 # }
 #
 # forward · fa3 · tile 128 × 128 · 2 stages · 8 warps · K and V by TMA · the middle of the scores' bounds
-# sm_90, bf16, head size 128: 168 registers, no spills, 192 KB of shared memory
+# sm_90, bf16, head size 128: 168 registers, 8 spills, 192 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build gemma2.attn --target sm_90     checked by: python gemma2_forward_sm_90.py
 
@@ -41,6 +41,7 @@ ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(g
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
 ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it are for the others
 
 # Words that Triton's versions spell differently.
@@ -131,15 +132,31 @@ def gemma2_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 @gluon.jit
 def gemma2_forward_tile(
-    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of: gl.constexpr
+    order,
+    weights,
+    m,
+    l,
+    out,
+    query,
+    loaded,
+    b,
+    h,
+    h_kv,
+    shared,
+    signals,
+    args,
+    here,
+    mine_of: gl.constexpr,
+    plain: gl.constexpr,
 ):
-    """One more tile of keys: its products with the queries, those of the tile before under its weights."""
+    """One more tile of keys: its products with the queries, those of the tile before under its weights.
+
+    A `plain` tile needs no mask, and the reference stands."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, window, cap, pre = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     at = loaded % STAGES
     before = (loaded - 1) % STAGES
-    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
     s = warpgroup_mma(
         query,
         Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
@@ -153,13 +170,21 @@ def gemma2_forward_tile(
 
     order = gl.max(orders.index(at).load(ONE), 0)
     s = warpgroup_mma_wait(1, deps=[s])
-    p, m, l, rescale = gemma2_forward_weights(
-        s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+    if plain:
+        p, m, l, rescale = gemma2_forward_weights(s, m, l, order // 128, args, here, False, False)
+    else:
+        p, m, l, rescale = gemma2_forward_weights(
+            s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+        )
+    # waiting here for the next keys keeps the assembler from waiting for the output before the weights are made
+    mbarrier.wait(
+        key_full.index((loaded + 1) % STAGES), (loaded + 1) // STAGES & 1, pred=order & (ENOUGH << mine_of) == 0
     )
     out = warpgroup_mma_wait(0, deps=[out])
     mbarrier.arrive(used.index(at))
-    if order & RAISES != 0:
-        out = out * as_rows(rescale, OUTPUT)
+    if not plain:
+        if order & RAISES != 0:
+            out = out * as_rows(rescale, OUTPUT)
     weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
     return order, weights, m, l, out
 
@@ -213,11 +238,18 @@ def gemma2_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         tma.store_wait(0)  # the output of the tile of rows before has left its buffer
         mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
         loaded += 1
+        mbarrier.wait(key_full.index(loaded % STAGES), loaded // STAGES & 1, pred=order & (ENOUGH << mine_of) == 0)
         while order & (ENOUGH << mine_of) == 0:
-            order, weights, m, l, out = gemma2_forward_tile(
-                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
-            )
-            loaded += 1
+            while order & PLAIN != 0:
+                order, weights, m, l, out = gemma2_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+                )
+                loaded += 1
+            while order & (PLAIN | (ENOUGH << mine_of)) == 0:
+                order, weights, m, l, out = gemma2_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+                )
+                loaded += 1
         before = (loaded - 1) % STAGES
         mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
         out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
@@ -355,6 +387,7 @@ def gemma2_forward_producer(shared, signals, args):
             if masked_steps + full_steps == 0:
                 tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
             order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
+            order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
             if count >= full_steps + masked_0:
                 order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
                 order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
@@ -451,7 +484,8 @@ def forward(q, k, v, *, window=4096, cap=50.0, pre=256.0):
     if not out.numel():
         return out, lse
     group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
-    together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds
+    cached = max(1, 33554432 // (512 * k_len))  # heads whose K and V L2 holds
+    together = min(min(cached, 32) * group, b_len * h_len)
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
     programs = min(slots, processors(q.device))

@@ -2,7 +2,7 @@
 #     mask k <= q or k < prefix
 # }
 #
-# forward · fa3 · tile 128 × 128 · 2 stages · 8 warps · K and V by TMA · a whole tile's maximum
+# forward · fa3 · tile 128 × 64 · 4 stages · 8 warps · K and V by TMA · a whole tile's maximum
 # sm_90, bf16, head size 128: 168 registers, no spills, 192 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build prefix.attn --target sm_90     checked by: python prefix_forward_sm_90.py
@@ -24,12 +24,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32
-TILE_Q, TILE_K = gl.constexpr(128), gl.constexpr(128)
+TILE_Q, TILE_K = gl.constexpr(128), gl.constexpr(64)
 ROWS = gl.constexpr(64)  # of each of the 2 consumers
-STAGES, QUERIES = gl.constexpr(2), gl.constexpr(2)  # buffers of K and V, and of Q for each consumer
+STAGES, QUERIES = gl.constexpr(4), gl.constexpr(2)  # buffers of K and V, and of Q for each consumer
 
 # How registers hold scores, weights and output: as the matrix instruction of a warp group leaves and takes them.
-SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
 OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
@@ -39,6 +39,7 @@ ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(g
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
 ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it are for the others
 
 # Words that Triton's versions spell differently.
@@ -122,9 +123,26 @@ def prefix_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 @gluon.jit
 def prefix_forward_tile(
-    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of: gl.constexpr
+    order,
+    weights,
+    m,
+    l,
+    out,
+    query,
+    loaded,
+    b,
+    h,
+    h_kv,
+    shared,
+    signals,
+    args,
+    here,
+    mine_of: gl.constexpr,
+    plain: gl.constexpr,
 ):
-    """One more tile of keys: its products with the queries, those of the tile before under its weights."""
+    """One more tile of keys: its products with the queries, those of the tile before under its weights.
+
+    A `plain` tile needs no mask, and the reference stands."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, prefix = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -144,13 +162,17 @@ def prefix_forward_tile(
 
     order = gl.max(orders.index(at).load(ONE), 0)
     s = warpgroup_mma_wait(1, deps=[s])
-    p, m, l, rescale = prefix_forward_weights(
-        s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
-    )
+    if plain:
+        p, m, l, rescale = prefix_forward_weights(s, m, l, order // 128, args, here, False, False)
+    else:
+        p, m, l, rescale = prefix_forward_weights(
+            s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+        )
     out = warpgroup_mma_wait(0, deps=[out])
     mbarrier.arrive(used.index(at))
-    if order & RAISES != 0:
-        out = out * as_rows(rescale, OUTPUT)
+    if not plain:
+        if order & RAISES != 0:
+            out = out * as_rows(rescale, OUTPUT)
     weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
     return order, weights, m, l, out
 
@@ -199,10 +221,16 @@ def prefix_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
         mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
         loaded += 1
         while order & (ENOUGH << mine_of) == 0:
-            order, weights, m, l, out = prefix_forward_tile(
-                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
-            )
-            loaded += 1
+            while order & PLAIN != 0:
+                order, weights, m, l, out = prefix_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+                )
+                loaded += 1
+            while order & (PLAIN | (ENOUGH << mine_of)) == 0:
+                order, weights, m, l, out = prefix_forward_tile(
+                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+                )
+                loaded += 1
         before = (loaded - 1) % STAGES
         mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
         out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
@@ -332,6 +360,7 @@ def prefix_forward_producer(shared, signals, args):
             if masked_steps + full_steps == 0:
                 tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
             order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
+            order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
             if count >= full_steps:
                 order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
                 order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
@@ -428,14 +457,15 @@ def forward(q, k, v, *, prefix):
     if not out.numel():
         return out, lse
     group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
-    together = min(max(1, 33554432 // (512 * k_len)) * group, b_len * h_len)  # heads whose K and V L2 holds
+    cached = max(1, 33554432 // (512 * k_len))  # heads whose K and V L2 holds
+    together = min(min(cached, 32) * group, b_len * h_len)
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
     programs = min(slots, processors(q.device))
     # TMA takes tensors at 16-byte-aligned addresses and strides;
     # prefix_forward_sm_90_any_stride.py takes the rest.
     prefix_forward[(programs,)](
-        described(q, 64, 128), described(k, 128, 128), described(v, 128, 128), described(out, 64, 128), lse, drawn,
+        described(q, 64, 128), described(k, 64, 128), described(v, 64, 128), described(out, 64, 128), lse, drawn,
         q_len, k_len, b_len, h_len, group, together,
         prefix,
         num_warps=4,

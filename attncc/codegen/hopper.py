@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NARROW = 64  # columns of a head for whose short products the place of waits matters
 CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
+TOGETHER = 32  # heads of more than NARROW columns whose tiles run side by side, at most: short ones take turns
 LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126
 SIDE = 100  # characters of such a side
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
@@ -89,6 +90,7 @@ class HopperView:
     results: tuple[Result, ...]
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
+    together: int  # heads of K and V whose tiles run side by side, at most; 0 where only L2 bounds them
 
 
 def hopper_view(
@@ -114,8 +116,9 @@ def hopper_view(
         reach=whole_reach, seen=seen, least=LEAST, widest=WIDEST,
         last="(ENOUGH << mine_of)" if whole_reach else "LAST",
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
-        ahead=plan.head_dim <= NARROW,
+        ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded"),
         key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
+        together=TOGETHER if plan.head_dim > NARROW else 0,
     )  # fmt: skip
 
 

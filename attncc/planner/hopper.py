@@ -34,12 +34,15 @@ class Schedule:
     tile_k: int
     stages: int
     queries: int
+    apart: tuple[str, ...] = ()  # references with which whole tiles are faster in a loop of their own
 
 
 SCHEDULES = (
-    Schedule(64, 192, 128, 4, 2), Schedule(128, 128, 128, 2, 2), Schedule(192, 128, 64, 2, 2),
-    Schedule(256, 128, 64, 2, 1),
+    Schedule(64, 192, 128, 4, 2), Schedule(128, 128, 128, 2, 2, ("whole_tile", "bounded", "running")),
+    Schedule(192, 128, 64, 2, 2, ("running",)), Schedule(256, 128, 64, 2, 1, ("running",)),
 )  # fmt: skip
+# Beside those of heads of up to 128 columns, where there is a mask: of narrow tiles fewer pairs are masked.
+NARROW = Schedule(128, 128, 64, 4, 2, ("whole_tile", "running"))
 
 
 def unfit(spec: AttentionSpec) -> str | None:
@@ -98,14 +101,25 @@ def _reference(spec: AttentionSpec, asked: str, classed: bool) -> str:
 def plans(
     spec: AttentionSpec, shape: Shape, target: Target, pins: Pins, references: Iterable[str], visits: Visits | None
 ) -> Iterator[KernelPlan]:
-    """The schedule of the narrowest heads that hold this size, changed by what is pinned."""
+    """The schedules of the narrowest heads that hold this size, changed by what is pinned."""
     width = max(padded(shape.head_dim), padded(shape.head_dim_v))
     usual = next((s for s in SCHEDULES if width <= s.head_dim), SCHEDULES[-1])
+    narrow = usual.head_dim == NARROW.head_dim and bool(spec.masks) and bounded(spec) is None
+    known = (usual, NARROW) if narrow else (usual,)
+    made = (p for schedule in known for p in _plans(schedule, spec, shape, target, pins, references, visits))
+    yield from dict.fromkeys(made)
+
+
+def _plans(
+    usual: Schedule, spec: AttentionSpec, shape: Shape, target: Target, pins: Pins, references: Iterable[str],
+    visits: Visits | None,
+) -> Iterator[KernelPlan]:  # fmt: skip
     classed = visits is not None and not visits.listed and not (visits.may is None and visits.must is None)
     if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
         usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
-    if visits is None or not (visits.full or visits.must is not None or bounded(spec) is not None):
-        references = ("running",)  # there is no whole tile
+    whole = visits is not None and bool(visits.full or visits.must is not None)
+    if not whole and (visits is None or bounded(spec) is None):
+        references = ("running",)
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
     consumers = tile_q // GROUP_ROWS
     for reference in dict.fromkeys(_reference(spec, r, classed) for r in reversed(tuple(references))):
@@ -116,6 +130,7 @@ def plans(
             dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, loads="descriptor",
             max_registers=REGISTERS.get(consumers, 0), classed=classed,
             reference=reference, queries=usual.queries,
+            apart=whole and reference in usual.apart,
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
             gather_bytes=read.gather, chain_bytes=read.chain,
         )  # fmt: skip

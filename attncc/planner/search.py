@@ -114,7 +114,7 @@ def specialised(
     )
     judged = (pair for one in tried for pair in _hopper(spec, usual, target, one, visits))
     made = tuple(dict.fromkeys(plan for plan, faults in judged if not faults))
-    return (*made[:1], *(replace(plan, apart=True) for plan in made[:1]), *made[1:])
+    return (*made[:1], *(replace(plan, apart=not plan.apart) for plan in made[:1]), *made[1:])
 
 
 def _same_bits(plan: KernelPlan) -> tuple[object, ...]:

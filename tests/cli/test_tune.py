@@ -44,7 +44,7 @@ def test_without_a_gpu_there_is_the_ranking_of_the_model(program, gpu):
     assert (
         said.status == 5 and "nothing was measured, nothing is kept" in said.err and "there is no GPU here" in said.err
     )
-    assert said.out.splitlines()[1].split()[:3] == ["1", "fa3", "128x128,"]
+    assert said.out.splitlines()[1].split()[:3] == ["1", "fa3", "128x64,"]
     ranking = json.loads(program("tune", "causal.attn", "--target", "sm_90", "--json").out)
     assert not ranking["measured"] and len(ranking["ranking"]) > 10
 

@@ -24,7 +24,7 @@ def plan(name: str, any_stride: bool = False, goal: str = "sm_90", pins: Schedul
     return choose(spec, Shape(**sizes), target(goal), kernel_visits(spec), any_stride).plan
 
 
-@pytest.mark.parametrize(("d", "dv", "tiles"), [(64, 64, (192, 128)), (128, 128, (128, 128)), (256, 256, (128, 64))])
+@pytest.mark.parametrize(("d", "dv", "tiles"), [(64, 64, (192, 128)), (128, 128, (128, 64)), (256, 256, (128, 64))])
 def test_a_pinned_algorithm_is_taken(d, dv, tiles):
     found = plan("causal", head_dim=d, head_dim_v=dv)
     assert (found.algorithm, found.tile_q, found.tile_k) == ("fa3", *tiles)
@@ -93,9 +93,21 @@ def test_what_was_not_measured_is_not_taken_unasked(name, algorithm):
     assert plan(name, pins=Schedule()).algorithm == algorithm
 
 
-def test_a_loop_of_their_own_for_whole_tiles_is_a_candidate_and_no_default():
+def test_a_loop_of_their_own_for_whole_tiles_is_there_where_it_is_faster():
     spec = parse((SPECS / "causal.attn").read_text(encoding="utf-8")).spec
-    usual, apart, *_ = search.specialised(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))
-    assert apart == replace(usual, apart=True) and not usual.apart
-    texts = [render(spec, kernel_visits(spec, forward=True), p) for p in (usual, apart)]
-    assert ["PLAIN" in text for text in texts] == [False, True]
+    usual, other, *_ = search.specialised(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))
+    assert usual.apart and other == replace(usual, apart=False)
+    texts = [render(spec, kernel_visits(spec, forward=True), p) for p in (usual, other)]
+    assert ["PLAIN" in text for text in texts] == [True, False]
+    assert (
+        not plan("causal", head_dim=64, head_dim_v=64).apart and not plan("causal", head_dim=256, head_dim_v=256).apart
+    )
+    assert not plan("alibi").apart and plan("causal", head_dim=256, head_dim_v=256, dtype="f16").apart
+
+
+@pytest.mark.parametrize(
+    ("name", "tile_k"),
+    [("full", 128), ("causal", 64), ("alibi", 128), ("softcap", 128), ("window", 64), ("document", 64)],
+)
+def test_tiles_are_narrow_where_that_is_faster(name, tile_k):
+    assert plan(name, pins=Schedule()).tile_k == tile_k
