@@ -1,24 +1,21 @@
 """Bytes that kernels move to and from this GPU's memory, by its counters, beside the IO model; time and memory too.
 
-    python benchmarks/io.py [--out DIR] [--only TEXT,...] [--json NAME] [--no-counters]  on a GPU, with Nsight Compute
-    python benchmarks/io.py --plot FILE [--json NAME]                                    the recorded results as a PNG
+    python benchmarks/io.py [--out DIR] [--only TEXT,...] [--counting TEXT,...] [--no-counters] [--json NAME]
+    python benchmarks/io.py --plot FILE [--json NAME]      the recorded results as a PNG
 
 Each case is a full (or causal) attention by one algorithm, forward or backward, at a length whose working set does not
-fit in the L2, and some that does. Kernels are compiled side by side first; then time (median of three) and memory are
-measured, and a second process runs each case once more under `ncu`, with nothing flushed between calls: what a call
-leaves dirty in the L2 is written while the next runs, so that a steady state is counted. Numbers are compared with
+fit in the L2, and some that does. Kernels are compiled side by side first; then time (median) and memory are measured,
+and a second process runs each case once more under `ncu` of Nsight Compute, with nothing flushed between calls: what a
+call leaves dirty in the L2 is written while the next runs, so that a steady state is counted. Numbers are compared with
 float64 in the first and last rows of two heads.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import counters
 import records
 import torch
 import turns
@@ -35,6 +33,7 @@ from attncc import frontend, pipeline
 from attncc.analysis import spread, tile_counts
 from attncc.commands.costs import forward_costs, visited_tiles
 from attncc.ir import KernelPlan, Schedule
+from attncc.planner import special_functions
 from attncc.planner.io import backward_costs, backward_kernels, forward_kernels, sizes_of
 from attncc.runtime.attention import Attention
 from attncc.runtime.bench import Part, drawn
@@ -42,10 +41,8 @@ from attncc.runtime.bench import Part, drawn
 SPECS = Path(__file__).parent.parent / "specs"
 RESULTS = Path(__file__).parent / "results"
 TARGET = "sm_90"
-COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 SHORT = 10.0  # milliseconds of a run that is repeated many times
 LONG = 1500.0  # milliseconds of runs after which one is not repeated
-MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case under ncu
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,9 @@ def cases() -> list[Case]:
     found += [Case("fa2", "backward", 4, n) for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
     found += [Case("standard", "forward", 8, 16384, 64), Case("standard", "forward", 8, 16384, 128, "causal")]
     found += [
-        Case("fa1", "forward", 16, 16384), Case("fa1", "forward", 32, 16384, 64),
-        Case("fa1", "forward", 16, 16384, tile_k=128), Case("fa1", "forward", 16, 32768, tile_k=32),
-        Case("fa1", "forward", 16, 32768, spec="causal"),
+        Case("fa1", "forward", 16, 16384), Case("fa1", "forward", 32, 16384, 64, tile_q=128, tile_k=64),
+        Case("fa1", "forward", 16, 16384, tile_k=64), Case("fa1", "forward", 16, 32768, tile_k=32),
+        Case("fa1", "forward", 16, 32768, spec="causal", tile_k=64),
     ]  # fmt: skip
     found += [
         Case("fa2", "forward", 16, 16384), Case("fa2", "forward", 16, 32768), Case("fa2", "forward", 16, 65536),
@@ -135,7 +132,8 @@ def predicted(case: Case) -> dict[str, Any]:
     else:
         plan = backward_of(case.spec, case.head_dim, planned.spec.schedules[0])
         tiles = visited_tiles(planned, plan, {})
-        found = backward_costs(plan, shape, target, tiles, spread(planned.spec, planned.visits))[0]
+        how = spread(planned.spec, planned.visits), special_functions(planned.spec)
+        found = backward_costs(plan, shape, target, tiles, *how)[0]
         kernels = tuple(k for k, _ in backward_kernels(plan, shape, target, tiles))
     return {
         "kernels": {k.name: int(k.from_memory(target.l2_bytes)) for k in kernels}, "hbm_bytes": found.hbm_bytes,
@@ -187,8 +185,7 @@ def timed(case: Case, check: bool) -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    made = run()
-    torch.cuda.synchronize()
+    made, first = once(run)
     results = made if isinstance(made, tuple) else (made,)
     beyond = (
         torch.cuda.max_memory_allocated()
@@ -196,73 +193,48 @@ def timed(case: Case, check: bool) -> dict[str, Any]:
         - sum(x.numel() * x.element_size() for x in results if isinstance(x, torch.Tensor))
     )
     del made, results
-    ms = milliseconds(run)
+    ms = first if first > LONG else milliseconds(run)
     return {"ms": round(ms, 4), "beyond_bytes": beyond} | ({"error": off()} if check else {})
+
+
+def once(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives, and its milliseconds."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    made = run()
+    end.record()
+    torch.cuda.synchronize()
+    return made, start.elapsed_time(end)
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
     """Median. Short calls are many, so that the host plays no part; of long ones there are three at most."""
     times: list[float] = []
     while len(times) < 3 and sum(times) < LONG:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
+        times.append(once(run)[1])
         if times[0] < SHORT:
             return turns.milliseconds(run)
     return statistics.median(times)
 
 
-def counted(wanted: list[int], folder: Path, seconds: float) -> dict[int, list[dict[str, Any]]]:
-    """Kernels of each case with the bytes they read and wrote, in the order in which they ran."""
-    command = [
-        "ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--csv", "--page",
-        "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, __file__, "--count",
-        json.dumps(wanted),
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        print(f"ncu did not end in {seconds:.0f} s", flush=True)
-        return {}
-    found = read_counters(done.stdout, wanted)
-    if len(found) < len(wanted):
-        print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {done.returncode}", flush=True)
-        (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
-    return found
-
-
-def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """Kernels by case from what ncu printed: a table of its own among the lines of the program, units in its first row,
-    a kernel called MARK before each case."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    at = -1
-    for line in csv.DictReader(x for x in text.splitlines() if x.startswith('"')):
-        if not line.get("ID"):
-            continue
-        if MARK in line["Kernel Name"]:
-            at += 1
-            continue
-        read, written = (int(float(line[c].replace(",", ""))) for c in COUNTERS)
-        found.setdefault(wanted[at], []).append({"kernel": line["Kernel Name"], "read": read, "written": written})
-    return found
-
-
-def count(wanted: list[int]) -> None:
-    """The process that ncu looks at: each case once, behind one call that is not looked at."""
+def count(wanted: list[int], until: float) -> None:
+    """The process that ncu looks at: each case once, behind one call that is not looked at unless that takes long.
+    None begins after `until`."""
     every = cases()
     for i in wanted:
+        if time.time() > until:
+            print(f"{every[i].name} and what follows were not counted", flush=True)
+            break
         run: Any = None
         try:
             run = call_of(every[i])[0]
-            run()
+            if predicted(every[i])["ms"] < LONG / 10:
+                run()
         except Exception as fault:
             print(f"{every[i].name}: {fault}", flush=True)
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
-        torch.cuda._sleep(10)
+        torch.cuda._sleep(10)  # counters.MARK
         if run is not None:
             run()
         torch.cuda.synchronize()
@@ -297,30 +269,36 @@ def compiled(wanted: list[int]) -> list[int]:
     return [i for i in wanted if every[i].kind not in failed]
 
 
-def measure(folder: Path, only: list[str], json_name: str, seconds: float) -> None:
-    """Rows are written when all are timed, and again when all are counted."""
-    every = cases()
-    wanted = compiled([i for i, case in enumerate(every) if any(text in case.name for text in only)])
+def measure(record: Path, only: list[str], counting: list[str], seconds: float) -> None:
+    """Rows are written when all are timed, and again when all are counted: those too that were timed before."""
+    every, start = cases(), time.perf_counter()
+    timing, wanted = ([i for i, case in enumerate(every) if any(text in case.name for text in texts)]
+                      for texts in (only, counting if seconds else []))  # fmt: skip
+    there = compiled(sorted({*timing, *wanted}))
+    rows = {row["row"]: row for row in records.rows(record)}
+    for case in every:
+        rows.get(case.name, {})["model"] = predicted(case)  # of today
     with turns.GPU:
-        start, rows = time.perf_counter(), []
-        for i in wanted:
+        for i in (i for i in timing if i in there):
             case = every[i]
-            row = {"part": "io", "row": case.name, "case": asdict(case), "model": predicted(case)}
+            rows[case.name] = row = {"part": "io", "row": case.name, "case": asdict(case), "model": predicted(case)}
             try:
                 row |= timed(case, case.length == 4096 or (case.heads != 4 and case.length == 16384))
             except Exception as fault:  # told; the others go on
                 print(f"{case.name}: {str(fault).strip().splitlines()[0][:160]}", flush=True)
-            rows.append(row)
             print(told(row), flush=True)
             torch.cuda.empty_cache()
-        records.write(folder / json_name, rows)
-        print(f"timed in {time.perf_counter() - start:.0f} s", flush=True)
+        records.write(record, [rows[case.name] for case in every if case.name in rows])
+        print(f"timed at {time.perf_counter() - start:.0f} s", flush=True)
         if seconds:
-            of = dict(zip(wanted, rows, strict=True))
-            for i, kernels in counted([i for i in wanted if "ms" in of[i]], folder, seconds).items():
-                of[i] |= joined(every[i], of[i]["model"], kernels)
-                print(told(of[i]), flush=True)
-            records.write(folder / json_name, rows)
+            ready = [i for i in wanted if i in there and "ms" in rows.get(every[i].name, {})]
+            ready.sort(key=lambda i: rows[every[i].name]["ms"])
+            found = counters.counted(__file__, ready, record.parent, seconds)
+            for i, kernels in found.items():
+                row = rows[every[i].name]
+                row |= joined(every[i], row["model"], kernels)
+                print(told(row), flush=True)
+            records.write(record, [rows[every[i].name] for i in found])
             print(f"counted at {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -372,19 +350,21 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT,...", help="cases whose name holds one of these texts")
     parser.add_argument("--json", default="io.json")
     parser.add_argument("--no-counters", action="store_true", help="time and memory only")
+    parser.add_argument("--counting", metavar="TEXT,...", help="cases to count, timed now or before; left out: --only")
     parser.add_argument("--seconds", type=float, default=600.0, help="that counting may take")
     parser.add_argument("--plot", help="draw the recorded results, and measure nothing")
     parser.add_argument("--count", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.count:
-        count(json.loads(options.count))
+        count(*json.loads(options.count))
         return
     folder = Path(options.out)
     if options.plot:
         plot(json.loads((folder / options.json).read_text(encoding="utf-8")), Path(options.plot))
         return
     folder.mkdir(parents=True, exist_ok=True)
-    measure(folder, options.only.split(","), options.json, 0 if options.no_counters else options.seconds)
+    only, counting = (texts.split(",") for texts in (options.only, options.counting or options.only))
+    measure(folder / options.json, only, counting, 0 if options.no_counters else options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The planner's untuned first choice beside the fastest plan of a grid, in dense rows and variants, on this GPU.
 
     python benchmarks/planner.py [--out DIR] [--rows dense,variants] [--only TEXT,...] [--json NAME]
-        [--seconds SECONDS] [--every]
+        [--seconds SECONDS] [--every] [--algorithm NAME]
 
 The grid: every legal fa2 plan with 64 or 128 rows, 32, 64 or 128 keys, two to four stages, 4 warps (8 too, where there
 are 128 rows, with and without a cap on registers) and each reference of the exponentials; and every legal schedule of
@@ -37,6 +37,7 @@ from attncc.runtime.tune import job_of
 
 TARGET = "sm_90"
 WRONG = 1e-2  # relative error of a 16-bit result that is no rounding
+SMALL = 1280  # rows of a call that loads a kernel
 FINALISTS = 3  # of the grid, that meet the first choice
 Family = tuple[str, str, int]  # part, spec, head size
 
@@ -49,13 +50,15 @@ def planned_of(family: Family) -> pipeline.Planned:
     return pipeline.plan_parsed(parsed, {}, {}, shape, TARGET)
 
 
-def grid(planned: pipeline.Planned, every: bool) -> list[Candidate]:
-    """The first choice, then the other plans in the order of the model's times, then those that it has no times for."""
+def grid(planned: pipeline.Planned, every: bool, algorithm: str = "") -> list[Candidate]:
+    """The first choice, then the warp-specialised schedules, most of which the model has no times for, then the other
+    plans in the order of its times; those of one algorithm, where that is asked for."""
     found = dict(ranked(planned.spec, planned.shape, planned.target, planned.visits))
     first = next(iter(found))
     others = specialised(planned.spec, planned.shape, planned.target, planned.visits)
-    ahead = [p for p in found if p == first or every or usual(p)]
-    return [Candidate(p, found.get(p)) for p in dict.fromkeys((*ahead, *others))]
+    ahead = [p for p in found if every or usual(p)]
+    whole = dict.fromkeys((first, *others, *ahead))
+    return [Candidate(p, found.get(p)) for p in whole if not algorithm or p.algorithm == algorithm or p == first]
 
 
 def usual(plan: KernelPlan) -> bool:
@@ -70,9 +73,9 @@ def usual(plan: KernelPlan) -> bool:
 class Contest:
     """Every plan of the grid in every row of a family."""
 
-    def __init__(self, family: Family, only: str, every: bool) -> None:
+    def __init__(self, family: Family, only: str, every: bool, algorithm: str) -> None:
         self.family, self.planned = family, planned_of(family)
-        self.candidates = grid(self.planned, every)
+        self.candidates = grid(self.planned, every, algorithm)
         self.attention = Attention(self.planned.parsed, self.planned.consts, tuned={})
         rows = forward.wanted({family[0]: forward.MADE[family[0]]}, family[0], only)
         self.rows = [row for _, _, row in rows if (row.spec, row.head_dim) == family[1:]]
@@ -89,6 +92,9 @@ class Contest:
     def measure(self, candidate: Candidate) -> None:
         """Compare with float64 in the first row; time in all."""
         attn = self.compiled[candidate] = self.having(candidate)
+        small = forward.tensors(replace(self.rows[0], batch=1, length=SMALL))
+        with torch.no_grad():  # loads the kernel, while another has the GPU
+            attn(*small, **self.rows[0].params)
         with torch.no_grad(), turns.GPU:
             for i, row in enumerate(self.rows):
                 torch.manual_seed(0)
@@ -139,10 +145,10 @@ def told(candidate: Candidate) -> str:
     return f"{p.algorithm} {p.tile_q}x{p.tile_k} s{p.stages} w{p.warps} {p.reference}{cap}{apart}"
 
 
-def contest(family: Family, only: str, every: bool, workers: int, end: float, out: Any) -> None:
+def contest(family: Family, only: str, every: bool, algorithm: str, workers: int, end: float, out: Any) -> None:
     """A process of its own: results are put into `out`."""
     compiling = Workers(workers)
-    made, failed, left = Contest(family, only, every), [], 0
+    made, failed, left = Contest(family, only, every, algorithm), [], 0
     try:
         waiting = [(c, compiling.submit(job_of(made.attention, made.planned, pipeline.FORWARD, c)))
                    for c in made.candidates]  # fmt: skip
@@ -187,11 +193,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing more is waited for")
     parser.add_argument("--workers", type=int, default=2, help="that compile for each spec and head size")
     parser.add_argument("--every", action="store_true", help="every plan that the planner ranks")
+    parser.add_argument("--algorithm", default="", help="plans of this one alone, beside the first choice")
     options = parser.parse_args()
     context, end = multiprocessing.get_context("spawn"), time.time() + options.seconds
     out, found = context.Queue(), families(options.rows, options.only)
-    running = [context.Process(target=contest, args=(f, options.only, options.every, options.workers, end, out))
-               for f in found]  # fmt: skip
+    chosen = options.only, options.every, options.algorithm, options.workers
+    running = [context.Process(target=contest, args=(family, *chosen, end, out)) for family in found]
     for process in running:
         process.start()
     results, waiting = [], len(running)
@@ -204,7 +211,8 @@ def main() -> None:
         results += rows
         for row in rows:
             print(shown(row), flush=True)
-        records.write(Path(options.out) / options.json, results, grid="every" if options.every else "usual")
+        told_of = "every" if options.every else "usual"
+        records.write(Path(options.out) / options.json, results, grid=f"{told_of} {options.algorithm}".rstrip())
     shares = [row["share"] for row in results if row["share"]]
     if shares:
         print(f"first choice / best: least {min(shares):.3f}, median {statistics.median(shares):.3f}, of {len(shares)}")

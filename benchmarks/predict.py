@@ -28,7 +28,7 @@ import attncc
 from attncc import analysis, frontend, pipeline
 from attncc.commands.costs import forward_costs, visited_tiles
 from attncc.ir import KernelPlan, Schedule
-from attncc.planner import backward_costs
+from attncc.planner import backward_costs, special_functions
 from attncc.runtime.attention import Attention
 from attncc.runtime.bench import drawn
 
@@ -77,7 +77,9 @@ def plans_of(name: str, head_dim: int, algorithm: str | None) -> tuple[pipeline.
 
 
 def contents(row: Row) -> dict[str, Any]:
-    """Documents of a quarter of the length; other tensors are drawn."""
+    """Documents of a quarter of the length, slopes as people have them; other tensors are drawn."""
+    if row.spec == "alibi":
+        return {"slopes": torch.exp2(-8.0 * torch.arange(1, row.heads + 1) / row.heads)}
     if row.spec != "document":
         return {}
     return {"doc": (torch.arange(row.length) // (row.length // 4)).to(torch.int32).expand(row.batch, -1)}
@@ -90,7 +92,9 @@ def predicted(planned: pipeline.Planned, back: KernelPlan, values: dict[str, Any
     visited = None if counts is None else counts["partial"] + counts["full"]
     found = {"forward": forward_costs(planned, visited).predicted_ms}
     tiles, spread = visited_tiles(planned, back, values), analysis.spread(planned.spec, planned.visits)
-    found["backward"] = backward_costs(back, shape, planned.target, tiles, spread)[0].predicted_ms
+    found["backward"] = backward_costs(back, shape, planned.target, tiles, spread, special_functions(planned.spec))[
+        0
+    ].predicted_ms
     return found
 
 

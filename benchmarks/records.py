@@ -30,6 +30,11 @@ def write(path: Path, rows: Sequence[dict[str, Any]], order: Sequence[str] = (),
         _merge(path, head, day, found, order)
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Those of a record, none where there is none."""
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+
+
 def _merge(
     path: Path, head: dict[str, Any], day: str, found: dict[tuple[str, str], dict[str, Any]], order: Sequence[str]
 ) -> None:

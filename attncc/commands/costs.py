@@ -76,7 +76,7 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
     shape, target = planned.shape, planned.target
     tiles = None if values is None else visited_tiles(planned, plan, values)
     spread = analysis.spread(planned.spec, planned.visits)
-    whole, kernels = planner.backward_costs(plan, shape, target, tiles, spread)
+    whole, kernels = planner.backward_costs(plan, shape, target, tiles, spread, planner.special_functions(planned.spec))
     forms = planner.backward_forms(plan, shape, target, tiles)
     called = {name: "dk" if name == "dkdv" and plan.dv is not None else name for name in kernels}
     return {

@@ -117,14 +117,16 @@ def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
 
 
 def backward_costs(
-    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None, spread: str = "all"
-) -> tuple[Costs, dict[str, Costs]]:
-    """Costs of one backward call, and of each of its kernels; `tiles` by name of plan.passes (None: all of them)."""
+    plan: KernelPlan, shape: Shape, target: Target, tiles: Mapping[str, int] | None = None, spread: str = "all",
+    special: int = 0,
+) -> tuple[Costs, dict[str, Costs]]:  # fmt: skip
+    """Costs of one backward call, and of each of its kernels; `tiles` by name of plan.passes (None: all of them),
+    `spread` and `special` as for a forward call."""
     made = backward_kernels(plan, shape, target, tiles)
     kernels = tuple(k for k, _ in made)
     found = {}
     for kernel, sizes in made:
-        taken = timing.backward_ms(kernel_times(kernel, plan, target), kernel, sizes, plan, target, spread)
+        taken = timing.backward_ms(kernel_times(kernel, plan, target), kernel, sizes, plan, target, spread, special)
         found[kernel.name] = replace(summed((kernel,), sizes, plan, target), predicted_ms=taken)
     whole = summed(kernels, made[0][1], plan, target)
     return replace(whole, predicted_ms=sum(own.predicted_ms for own in found.values())), found

@@ -34,7 +34,7 @@ SCHEDULES = {
         "fma": (Schedule(128, 32, 32, 1, 8), Schedule(512, 16, 16, 1, 4)),
     },
     "fa1": {
-        "wgmma": (Schedule(64, 128, 64, 2, 8), Schedule(128, 64, 64, 2, 8), Schedule(256, 64, 32, 1, 8),
+        "wgmma": (Schedule(64, 128, 64, 2, 8), Schedule(128, 64, 128, 2, 8), Schedule(256, 64, 32, 1, 8),
                   Schedule(512, 64, 16, 1, 8)),
         "tcgen05": (Schedule(64, 128, 64, 1, 8), Schedule(128, 64, 64, 1, 8), Schedule(256, 64, 32, 1, 8),
                     Schedule(512, 32, 16, 1, 8)),

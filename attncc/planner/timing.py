@@ -17,6 +17,7 @@ from attncc.targets import Target
 START = {"fa2": 320, "fa3": 216, "backward": 122}  # keys
 LAUNCH_MS = 0.003  # between kernels of one stream
 LONE = 0.7  # of an SM's rate, with one block of two
+STATE_BYTES_CLOCK = 16  # that an SM with a program of fa1 reads and writes of rows, between products: measured
 CACHE_BYTES_CLOCK = 32  # that one SM gets of the L2 in a clock, half of what its port takes
 SPECIAL = {"exp": 1, "exp2": 1, "log": 1, "log2": 1, "tanh": 2, "sigmoid": 2, "sqrt": 1, "/": 1}  # of the special unit
 OWN = {"sigmoid": 1, "relu": -1, "none": -1}  # beyond one exponential for each pair, by softmax policy
@@ -56,13 +57,16 @@ def forward_ms(
     work += hidden * special * float(sizes.pairs) / (target.exp_gps * 1e6)
     cached = float(kernel.streamed) / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
     blocks = 1 if plan.algorithm == "fa3" else resident_blocks(plan, target)
-    return LAUNCH_MS + max(
-        times["memory"], cached, max(0.0, work) * unevenness(programs / target.units, blocks, spread)
-    )
+    if plan.algorithm == "fa1":  # one program a head, all alike, which waits for what it reads and writes
+        work += cached * CACHE_BYTES_CLOCK / STATE_BYTES_CLOCK
+        cached, spread = 0.0, "all"
+    work = max(0.0, work) * unevenness(programs / target.units, blocks, spread)
+    return LAUNCH_MS + max(times["memory"], cached, work)
 
 
 def backward_ms(
-    times: dict[str, float], kernel: Kernel, sizes: Sizes, plan: KernelPlan, target: Target, spread: str
+    times: dict[str, float], kernel: Kernel, sizes: Sizes, plan: KernelPlan, target: Target, spread: str,
+    special: int = 0,
 ) -> float:  # fmt: skip
     """The same of a backward kernel."""
     rows = -(-sizes.q_len // sizes.tile_q) * sizes.heads
@@ -73,7 +77,8 @@ def backward_ms(
     started = 1 + START["backward"] * programs / max(1.0, walked)
     rate = backward_efficiency(plan, target) * (1 + START["backward"] / UNMEASURED_AT)
     blocks = max(1, round(float(sizes.side) / target.units))
-    work = times["tensor"] / rate * started * unevenness(programs / target.units, blocks, spread)
+    work = times["tensor"] / rate * started + special * float(kernel.exponentials) / (target.exp_gps * 1e6)
+    work = max(0.0, work) * unevenness(programs / target.units, blocks, spread)
     return LAUNCH_MS + max(times["memory"], work if kernel.streams else 0.0)
 
 

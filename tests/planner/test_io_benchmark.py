@@ -35,7 +35,7 @@ def counters():
 
 
 def test_counters_are_read_case_by_case(counters):
-    found = counters.read_counters(PRINTED, [4, 9])
+    found = counters.counters.read_counters(PRINTED, [4, 9])
     assert [k["kernel"] for k in found[4]] == [f"full_forward_{n}" for n in ("scores", "weights", "output")]
     assert [(k["read"], k["written"]) for k in found[4]] == [(1000, 2000), (3000, 500), (700, 100)]
     assert [k["read"] for k in found[9]] == [10, 20]
@@ -54,7 +54,7 @@ def test_every_case_has_a_plan_and_a_prediction(counters):
 def test_counted_and_predicted_kernels_are_joined(counters, tmp_path):
     case = counters.Case("standard", "forward", 4, 1024)
     row = {"case": vars(case), "row": case.name, "model": counters.predicted(case), "ms": 1.0, "beyond_bytes": 5}
-    row |= counters.joined(case, row["model"], counters.read_counters(PRINTED, [0, 1])[0])
+    row |= counters.joined(case, row["model"], counters.counters.read_counters(PRINTED, [0, 1])[0])
     assert row["measured_bytes"] == 7300
     assert row["ratio"] == pytest.approx(row["model"]["hbm_bytes"] / 7300, abs=1e-3)
     assert [k["predicted"] for k in row["kernels"]] == list(row["model"]["kernels"].values())

@@ -1,0 +1,51 @@
+"""DRAM bytes of kernels by the GPU's counters: a script run under Nsight Compute, and what that prints read again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case
+GRACE = 20.0  # seconds
+
+
+def counted(script: str, wanted: list[int], folder: Path, seconds: float) -> dict[int, list[dict[str, Any]]]:
+    """Kernels of each case with the bytes they read and wrote, in the order in which they ran: `script` runs them with
+    `--count [[case, ...], time]`, begins none after that time, and what it has begun has time to end."""
+    command = [
+        "ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--csv", "--page",
+        "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, script, "--count",
+        json.dumps([wanted, time.time() + seconds]),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + GRACE)
+    except subprocess.TimeoutExpired:
+        print(f"ncu did not end in {seconds + GRACE:.0f} s", flush=True)
+        return {}
+    found = read_counters(done.stdout, wanted)
+    if len(found) < len(wanted):
+        print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {done.returncode}", flush=True)
+        (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
+    return found
+
+
+def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]]]:
+    """Kernels by case from what ncu printed: a table of its own among the lines of the program, units in its first row,
+    a kernel called MARK before each case."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    at = -1
+    for line in csv.DictReader(x for x in text.splitlines() if x.startswith('"')):
+        if not line.get("ID"):
+            continue
+        if MARK in line["Kernel Name"]:
+            at += 1
+            continue
+        read, written = (int(float(line[c].replace(",", ""))) for c in COUNTERS)
+        found.setdefault(wanted[at], []).append({"kernel": line["Kernel Name"], "read": read, "written": written})
+    return found
