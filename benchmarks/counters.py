@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
@@ -15,7 +16,7 @@ MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case
 GRACE = 20.0  # seconds
 
 
-def counted(script: str, wanted: list[int], folder: Path, seconds: float) -> dict[int, list[dict[str, Any]]]:
+def counted(script: str, wanted: list[int], seconds: float) -> dict[int, list[dict[str, Any]]]:
     """Kernels of each case with the bytes they read and wrote, in the order in which they ran: `script` runs them with
     `--count [[case, ...], time]`, begins none after that time, and what it has begun has time to end."""
     command = [
@@ -23,15 +24,18 @@ def counted(script: str, wanted: list[int], folder: Path, seconds: float) -> dic
         "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, script, "--count",
         json.dumps([wanted, time.time() + seconds]),
     ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + GRACE)
-    except subprocess.TimeoutExpired:
-        print(f"ncu did not end in {seconds + GRACE:.0f} s", flush=True)
-        return {}
-    found = read_counters(done.stdout, wanted)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds + GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the script under ncu too
+            out, err = process.communicate()
+    found = read_counters(out, wanted)
     if len(found) < len(wanted):
-        print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {done.returncode}", flush=True)
-        (folder / "io_ncu.txt").write_text(f"{done.stdout}\n{done.stderr}")
+        print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {process.returncode}", flush=True)
+        print(out[-600:], err[-600:], sep="\n", flush=True)
     return found
 
 

@@ -293,7 +293,7 @@ def measure(record: Path, only: list[str], counting: list[str], seconds: float) 
         if seconds:
             ready = [i for i in wanted if i in there and "ms" in rows.get(every[i].name, {})]
             ready.sort(key=lambda i: rows[every[i].name]["ms"])
-            found = counters.counted(__file__, ready, record.parent, seconds)
+            found = counters.counted(__file__, ready, seconds)
             for i, kernels in found.items():
                 row = rows[every[i].name]
                 row |= joined(every[i], row["model"], kernels)
