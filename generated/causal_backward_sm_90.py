@@ -2,45 +2,121 @@
 #     mask k <= q
 # }
 #
-# backward · fa2 · deterministic · dQ: tile 64 × 64 · 2 stages · 4 warps · by TMA
-# dK and dV: tile 64 × 64 · 2 stages · 4 warps · by TMA
-# sm_90, bf16, head size 128: 255 registers, 32 spills, 97 KB of shared memory
-# Weights are worked out again from lse, in each direction.
-# A row that sees nothing: zero gradients.
+# backward · fa3 · tile 64 × 128 · 2 stages · 8 warps · dQ added up by TMA, in any order
+# sm_90, bf16, head size 128: 168 registers, no spills, 193 KB of shared memory
+# Weights are worked out again from lse. A row that sees nothing: zero gradients.
 # made by: attncc build causal.attn --pass backward --target sm_90     checked by: python causal_backward_sm_90.py
 
-import os
+import functools
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E = gl.constexpr(1.4426950408889634)
+SCALE = gl.constexpr(0.08838834764831845)
+ELEMENT = gl.constexpr(gl.bfloat16)
+TILE_Q, TILE_K = gl.constexpr(64), gl.constexpr(128)
+KEYS = gl.constexpr(64)  # of each of the 2 consumers
+STAGES = gl.constexpr(2)  # buffers of Q and d_out
+
+# How registers hold what stands keys by rows, and the sums: as the matrix instruction of a warp group has them.
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(0, SCORES.value)), gl.constexpr(gl.SliceLayout(1, SCORES.value))
+KEY_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+VALUE_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+OF_DS = gl.constexpr(gl.DotOperandLayout(0, KEY_SUMS.value, 2))
+OF_P = gl.constexpr(gl.DotOperandLayout(0, VALUE_SUMS.value, 2))
+ROW_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+ATOM = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))  # 64 columns
+
+ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+
+# What the producer says of each tile of rows, beside 8 times its number.
+LAST, MASKED = gl.constexpr(1), gl.constexpr(2)
+
+# Words that Triton's versions spell differently.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+reinterpret = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 
 
-@triton.jit
-def load(pointers, inside, guarded: tl.constexpr):
-    """A tile of a tensor, 0 outside it; where all of it lies inside, nothing is compared."""
-    if guarded:
-        return tl.load(pointers, mask=inside, other=0.0)
+@builtin
+def reduce_add(descriptor, coordinates, source, _semantic=None):
+    """The TMA unit adds a tile of shared memory to what stands there; Gluon has no word for it before Triton 3.8."""
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    add = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(add, descriptor.handle, coordinates, source.handle)
+
+
+add_tile = getattr(tma, "async_atomic_add", None) or reduce_add
+
+
+@gluon.jit
+def arrive(barrier):
+    """Counts this consumer in at a hardware barrier of both, and goes on."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def arrive_and_wait(barrier):
+    """Waits there until the other has come too."""
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def in_order_of_registers(x):
+    """A tile of 64 x 64 sums as a row, in which each thread's registers stand side by side, four by four."""
+    x = x.reshape([4, 2, 8, 8, 4, 2])  # warp, half, row, block of columns, pair of columns, column
+    return x.permute([3, 0, 2, 4, 1, 5]).reshape([4096])
+
+
+@gluon.jit
+def opaque_zero():
+    """Keeps the compiler from working out dozens of addresses ahead of the loop, which registers have no room for."""
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def here(x):
+    """x, as if it were not known before: what follows from it is worked out by each role, not held for all of them."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def as_float(x):
+    """Two numbers of 16 bits in one register, with two instructions."""
+    if x.dtype == gl.bfloat16:
+        widen: gl.constexpr = "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }"
     else:
-        return tl.load(pointers)
+        widen: gl.constexpr = (
+            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }"
+        )
+    wide = gl.inline_asm_elementwise(widen, "=r,=r,r", [x], dtype=gl.int32, is_pure=True, pack=2)
+    return wide.to(gl.float32, bitcast=True)
 
 
-@triton.jit
-def stream(tiles, at, pointers, inside, guarded: tl.constexpr):
-    """A tile that comes by: by TMA at those coordinates, or through pointers where there is no descriptor."""
-    if tiles is not None:
-        return tiles.load(at).reshape(pointers.shape)
-    else:
-        return load(pointers, inside, guarded)
-
-
-@triton.jit
-def padded(rows):
-    """The rows of a head in Lse_2 and Delta: whole tiles, so that none need be compared."""
-    return tl.cdiv(rows, 128) * 128
+@gluon.jit
+def each_key(x):
+    """A value of each row, for all keys of a tile."""
+    return gl.expand_dims(x, 0).broadcast_to([KEYS, TILE_Q])
 
 
 @triton.jit(
@@ -49,301 +125,418 @@ def padded(rows):
     ],
 )
 def causal_backward_delta(
-    Out, D_out, D_lse, Lse, Lse_2, Delta,
+    Out, D_out, D_lse, Lse, Lse_2, Delta, Sums,
     stride_ob: "i64", stride_oh: "i64", stride_om: "i64", stride_od,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
     q_len: "i32", h_len: "i32",
     TILE_Q: tl.constexpr,
 ):
-    # ---- the sum of d_out * out over each row, less the gradient of its lse; and the lse in units of log 2
+    # ---- a tile of rows of a head: the sum of d_out * out over each, less the gradient of its lse; and the lse
     tiles = tl.cdiv(q_len, TILE_Q)
     head, mine = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = head // h_len, head % h_len
     row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-    Out += b * stride_ob + h * stride_oh
-    D_out += b * stride_gb + h * stride_gh
+    inside = row < q_len
+    out_rows = Out + b * stride_ob + h * stride_oh + row * stride_om
+    d_out_rows = D_out + b * stride_gb + h * stride_gh + row * stride_gm
     delta = tl.zeros([TILE_Q, 1], tl.float32)
-    d = tl.arange(0, 128).to(tl.int64)
-    out = load(Out + row * stride_om + d[None, :] * stride_od, row < q_len, True).to(tl.float32)
-    d_out = load(D_out + row * stride_gm + d[None, :] * stride_gd, row < q_len, True).to(tl.float32)
-    delta += tl.sum(d_out * out, 1, keep_dims=True)
+    e = tl.arange(0, 128)
+    out = tl.load(out_rows + e[None, :] * stride_od, inside, 0.0, eviction_policy="evict_first")
+    d_out = tl.load(d_out_rows + e[None, :] * stride_gd, inside, 0.0, eviction_policy="evict_first")
+    delta += tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1, keep_dims=True)
     at = head.to(tl.int64) * q_len + row
     if D_lse is not None:
-        delta -= tl.load(D_lse + at, mask=row < q_len, other=0.0)
-    lse = tl.load(Lse + at, mask=row < q_len, other=float("-inf"))
+        delta -= tl.load(D_lse + at, inside, 0.0)
+    lse = tl.load(Lse + at, inside, float("-inf"))
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # weights are 0 where rows see nothing, and below the last
-    at = head.to(tl.int64) * padded(q_len) + row
-    tl.store(Lse_2 + at, lse * LOG2E)
-    tl.store(Delta + at, delta)
+    at = tl.program_id(0).to(tl.int64) * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    tl.store(Lse_2 + at, lse * (-1.0 / SCALE))
+    tl.store(Delta + at, -delta)
+    tl.store(Sums + at * 128 + tl.arange(0, 128)[None, :], tl.zeros([TILE_Q, 128], tl.float32))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_len", "k_len", "b_len", "h_len", "group", "together"
-    ],
-)
-def causal_backward_dkdv(
-    Q, K, V, D_out, Lse_2, Delta, Q_tiles, D_out_tiles, Lse_2_tiles, Delta_tiles, D_k, D_v,
-    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
-    stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
-    stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
-    stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
-):
-    # ---- which keys are mine: heads in groups whose Q and d_out stay in L2, the first keys of all of them first
-    tiles = tl.cdiv(k_len, TILE_K)
-    kv_heads = b_len * (h_len // group)
-    group_start = tl.program_id(0) // (together * tiles) * together
-    group_size = tl.minimum(kv_heads - group_start, together)
-    inside = tl.program_id(0) - group_start * tiles
+@gluon.jit
+def causal_backward_weights(s, row, k, masked, b, h, h_kv, given):
+    """Weights of a tile from the products s."""
+    q_len, k_len, b_len, h_len, group, together = given
+    q = row + (k_len - q_len)
+    if masked:
+        keep = (k <= q)
+        s = gl.where(keep, s, float("-inf"))
+    p = gl.exp2(s * (SCALE * LOG2E))
+    return p.to(ELEMENT)
+
+
+@gluon.jit
+def causal_backward_chain(p, dp):
+    """The derivative by the product, from that by the weight. p is rounded, as the output has it."""
+    ds = as_float(p) * dp
+    return ds.to(p.dtype)
+
+
+@gluon.jit
+def causal_backward_rows(step, Keys, Slopes, mine_of: gl.constexpr):
+    """64 x 64 of dQ for the tile of rows of a step, from the ds of both consumers."""
+    tiles = reinterpret(Slopes, Slopes.dtype, [4, 64, 64], ATOM)  # consumer, step, 64 rows
+    keys = reinterpret(Keys, Keys.dtype, [4, 64, 64], ATOM)  # consumer, 64 columns
+    at = (step & 1)
+    mine = mine_of + opaque_zero()
+    d_q = gl.zeros([64, 64], gl.float32, ROW_SUMS)
+    d_q = warpgroup_mma(tiles.index(at).permute((1, 0)), keys.index(mine), d_q, use_acc=False, is_async=True)
+    return warpgroup_mma(tiles.index(2 + at).permute((1, 0)), keys.index(2 + mine), d_q, is_async=True)
+
+
+@gluon.jit
+def causal_backward_add(d_q, place, Partial, D_q, mine_of: gl.constexpr):
+    """It is added to the sums of that tile of rows."""
+    piece = place * 2 + mine_of
+    tma.store_wait(0)
+    Partial.index(mine_of).store(in_order_of_registers(d_q).reshape([16, 256]))
+    fence_async_shared()
+    add_tile(D_q, [piece * 16, 0], Partial.index(mine_of))
+
+
+@gluon.jit
+def causal_backward_consumer(shared, signals, args, mine_of: gl.constexpr):
+    """64 keys, and the rows that the producer hands out."""
+    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, q_len, k_len, b_len, h_len, group, together = args
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
+    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    # ---- which keys (heads in groups whose rows stay in L2, their first keys first)
+    q_len, k_len, h_len, group = here(q_len), here(k_len), here(h_len), here(group)
+    tiles = gl.cdiv(k_len, TILE_K)
+    group_start = gl.program_id(0) // (together * tiles) * together
+    group_size = gl.minimum(b_len * (h_len // group) - group_start, together)
+    inside = gl.program_id(0) - group_start * tiles
     head_kv, mine = group_start + inside % group_size, inside // group_size
     b, h_kv = head_kv // (h_len // group), head_kv % (h_len // group)
-    k = mine * TILE_K + tl.arange(0, TILE_K)[:, None]
-    d = tl.arange(0, 128).to(tl.int64)
-    K += b * stride_kb + h_kv * stride_kh
-    V += b * stride_vb + h_kv * stride_vh
-    key = load(K + k * stride_kn + d[None, :] * stride_kd, k < k_len, True)
-    d_k = tl.zeros([TILE_K, 128], tl.float32)
-    value = load(V + k * stride_vn + d[None, :] * stride_vd, k < k_len, True)
-    d_v = tl.zeros([TILE_K, 128], tl.float32)
-    scale = 0.08838834764831845
-    exponent = scale * LOG2E
+    own = mine * TILE_K + mine_of * KEYS
+    k = own + gl.expand_dims(gl.arange(0, KEYS, OF_KEYS), 1)
+    given = (q_len, k_len, b_len, h_len, group, together)
+    row_tiles = gl.cdiv(q_len, TILE_Q)
+    first = (b * h_len + h_kv * group) * row_tiles  # of this group's tiles of rows, among all
+    d_k = gl.zeros([KEYS, 128], gl.float32, KEY_SUMS)
+    d_v = gl.zeros([KEYS, 128], gl.float32, VALUE_SUMS)
 
+    # ---- the first tile of rows. All is waited for: what is in flight here makes the assembler wait everywhere
+    mbarrier.wait(key_full, 0)
+    mbarrier.wait(query_full.index(0), 0)
+    s = warpgroup_mma(
+        Keys.index(mine_of).reshape([KEYS, 128]),
+        Queries.index(0).reshape([TILE_Q, 128]).permute((1, 0)),
+        each_key(lses.index(0).load(OF_ROWS)),
+        is_async=True,
+    )
+    mbarrier.wait(value_full, 0)
+    mbarrier.wait(gradient_full.index(0), 0)
+    dp = warpgroup_mma(
+        Values.index(mine_of).reshape([KEYS, 128]),
+        Gradients.index(0).reshape([TILE_Q, 128]).permute((1, 0)),
+        each_key(deltas.index(0).load(OF_ROWS)),
+        is_async=True,
+    )
+    order, member = gl.max(orders.index(0).load(ONE), 0), gl.max(members.index(0).load(ONE), 0)
+    s = warpgroup_mma_wait(1, deps=[s])
+    row = order // 8 * TILE_Q + gl.expand_dims(gl.arange(0, TILE_Q, OF_ROWS), 0)
+    p = causal_backward_weights(s, row, k, order & MASKED != 0, b, h_kv * group + member, h_kv, given)
+    d_v = warpgroup_mma(gl.convert_layout(p, OF_P), Gradients.index(0).reshape([TILE_Q, 128]), d_v, is_async=True)
+    dp, d_v = warpgroup_mma_wait(0, deps=[dp, d_v])
+    d_v = warpgroup_mma_init(d_v)
+    arrive(10 + mine_of)  # as if there were a tile before, with its ds
+    before = b_len * h_len * row_tiles  # and its place behind all others
+    step = 0
+    # the loop turns where d_v alone is in flight, which nothing else reads
+    while order & LAST == 0:
+        at = step % STAGES
+        ds = causal_backward_chain(p, dp)
+        arrive_and_wait(8 + (step - 1 & 1) * 2 + (1 - mine_of))  # the other one's ds of the tile before is there
+        Slopes.index(mine_of * 2 + (step & 1)).store(ds)
+        fence_async_shared()
+        d_k = warpgroup_mma(gl.convert_layout(ds, OF_DS), Queries.index(at).reshape([TILE_Q, 128]), d_k, is_async=True)
+        d_v = warpgroup_mma_wait(1, deps=[d_v])
+
+        # dQ lags by one tile: the other consumer's ds are there before they are asked for
+        d_q = causal_backward_rows(step - 1, Keys, Slopes, mine_of)
+        d_k = warpgroup_mma_wait(2, deps=[d_k])
+        d_q = warpgroup_mma_wait(0, deps=[d_q])
+        arrive(8 + (step & 1) * 2 + mine_of)  # ds is written, that of the tile before is read
+        mbarrier.arrive(used.index(at))
+        causal_backward_add(d_q, before, Partial, D_q, mine_of)
+        before = first + member * row_tiles + order // 8
+        step += 1
+        at = step % STAGES
+        # only now: the products of this consumer drain for a moment, filled by the other one's, with fewer registers in
+        # flight
+        mbarrier.wait(query_full.index(at), step // STAGES & 1)
+        s = warpgroup_mma(
+            Keys.index(mine_of + opaque_zero()).reshape([KEYS, 128]),
+            Queries.index(at).reshape([TILE_Q, 128]).permute((1, 0)),
+            each_key(lses.index(at).load(OF_ROWS)),
+            is_async=True,
+        )
+        mbarrier.wait(gradient_full.index(at), step // STAGES & 1)
+        dp = warpgroup_mma(
+            Values.index(mine_of + opaque_zero()).reshape([KEYS, 128]),
+            Gradients.index(at).reshape([TILE_Q, 128]).permute((1, 0)),
+            each_key(deltas.index(at).load(OF_ROWS)),
+            is_async=True,
+        )
+        order, member = gl.max(orders.index(at).load(ONE), 0), gl.max(members.index(at).load(ONE), 0)
+        s = warpgroup_mma_wait(1, deps=[s])
+        row = order // 8 * TILE_Q + gl.expand_dims(gl.arange(0, TILE_Q, OF_ROWS), 0)
+        p = causal_backward_weights(s, row, k, order & MASKED != 0, b, h_kv * group + member, h_kv, given)
+        d_v = warpgroup_mma(gl.convert_layout(p, OF_P), Gradients.index(at).reshape([TILE_Q, 128]), d_v, is_async=True)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+
+    # ---- the last tile of rows, whose own dQ follows at once
+    at = step % STAGES
+    ds = causal_backward_chain(p, dp)
+    arrive_and_wait(8 + (step - 1 & 1) * 2 + (1 - mine_of))  # the other one's ds of the tile before is there
+    Slopes.index(mine_of * 2 + (step & 1)).store(ds)
+    fence_async_shared()
+    d_k = warpgroup_mma(gl.convert_layout(ds, OF_DS), Queries.index(at).reshape([TILE_Q, 128]), d_k, is_async=True)
+    d_v = warpgroup_mma_wait(1, deps=[d_v])
+
+    d_q = causal_backward_rows(step - 1, Keys, Slopes, mine_of)
+    d_k, d_q = warpgroup_mma_wait(0, deps=[d_k, d_q])
+    arrive(8 + (step & 1) * 2 + mine_of)
+    causal_backward_add(d_q, before, Partial, D_q, mine_of)
+    arrive_and_wait(8 + (step & 1) * 2 + (1 - mine_of))
+    d_q = causal_backward_rows(step, Keys, Slopes, mine_of)
+    d_q = warpgroup_mma_wait(0, deps=[d_q])
+    mbarrier.arrive(key_read)
+    causal_backward_add(d_q, first + member * row_tiles + order // 8, Partial, D_q, mine_of)
+
+    # ---- both leave through the buffers of these keys, of which dQ of the other one reads K
+    Values.index(mine_of).reshape([KEYS, 128]).store(d_v.to(ELEMENT))
+    fence_async_shared()
+    store_tile(D_v, [b, h_kv, own, 0], Values.index(mine_of))
+    d_k = (d_k * SCALE).to(ELEMENT)
+    mbarrier.wait(key_read, 0)
+    Keys.index(mine_of).reshape([KEYS, 128]).store(d_k)
+    fence_async_shared()
+    store_tile(D_k, [b, h_kv, own, 0], Keys.index(mine_of))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def causal_backward_load(order, member, loaded, b, h_kv, mine, shared, signals, args):
+    """Hands an order on and loads its rows, and V behind the first Q."""
+    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, q_len, k_len, b_len, h_len, group, together = args
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
+    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    at, h = loaded % STAGES, h_kv * group + member
+    place = (b * h_len + h) * gl.cdiv(q_len, TILE_Q) + order // 8  # among all tiles of rows
+    mbarrier.wait(used.index(at), loaded // STAGES & 1 ^ 1)
+    mbarrier.expect(query_full.index(at), TILE_Q * 260)
+    load_tile(Q, [b, h, order // 8 * TILE_Q, 0], query_full.index(at), Queries.index(at))
+    load_tile(Lse_2, [place * TILE_Q], query_full.index(at), lses.index(at))
+    orders.index(at).store(gl.full([1], 0, gl.int32, LANES) + order)
+    members.index(at).store(gl.full([1], 0, gl.int32, LANES) + member)
+    mbarrier.arrive(query_full.index(at))
+    if loaded == 0:
+        mbarrier.expect(value_full, TILE_K * 256)
+        for i in gl.static_range(2):
+            load_tile(V, [b, h_kv, mine * TILE_K + i * KEYS, 0], value_full, Values.index(i))
+    mbarrier.expect(gradient_full.index(at), TILE_Q * 260)
+    load_tile(D_out, [b, h, order // 8 * TILE_Q, 0], gradient_full.index(at), Gradients.index(at))
+    load_tile(Delta, [place * TILE_Q], gradient_full.index(at), deltas.index(at))
+    return loaded + 1
+
+
+@gluon.jit
+def causal_backward_producer(shared, signals, args):
+    """Loads the keys, then the tiles of rows that see them, of all heads of the group, in the order of their use."""
+    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, q_len, k_len, b_len, h_len, group, together = args
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
+    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    # ---- which keys (heads in groups whose rows stay in L2, their first keys first)
+    q_len, k_len, h_len, group = here(q_len), here(k_len), here(h_len), here(group)
+    tiles = gl.cdiv(k_len, TILE_K)
+    group_start = gl.program_id(0) // (together * tiles) * together
+    group_size = gl.minimum(b_len * (h_len // group) - group_start, together)
+    inside = gl.program_id(0) - group_start * tiles
+    head_kv, mine = group_start + inside % group_size, inside // group_size
+    b, h_kv = head_kv // (h_len // group), head_kv % (h_len // group)
+    mbarrier.expect(key_full, TILE_K * 256)
+    for i in gl.static_range(2):
+        load_tile(K, [b, h_kv, mine * TILE_K + i * KEYS, 0], key_full, Keys.index(i))
+    loaded = 0
+    pending, whose = -1, 0  # the order before and its head, handed on when it is known whether another follows
+    edge = gl.where(mine * TILE_K + TILE_K > k_len, MASKED, 0)  # keys behind the last have to be left out everywhere
     for member in range(group):
-        h = h_kv * group + member
-        head = (b * h_len + h).to(tl.int64)
-        queries = Q + b * stride_qb + h * stride_qh
-        d_outs = D_out + b * stride_gb + h * stride_gh
-
-        # ---- the tiles of rows that see these keys
-        first_key, last_key = mine * TILE_K, tl.minimum(mine * TILE_K + TILE_K, k_len) - 1
+        first_key, last_key = mine * TILE_K, gl.minimum(mine * TILE_K + TILE_K, k_len) - 1
         row_low = first_key + q_len - k_len
-        begin = tl.maximum(row_low, 0) // TILE_Q
+        begin = gl.maximum(row_low, 0) // TILE_Q
         end = (q_len + TILE_Q - 1) // TILE_Q
         row_high = last_key + q_len - k_len
-        full_begin = (tl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q
-        full_end = tl.maximum(full_begin, q_len // TILE_Q)
-        full_0 = tl.maximum(full_end - full_begin, 0)
-        masked_0 = tl.maximum(full_begin - begin, 0)
-        masked_1 = masked_0 + tl.maximum(end - full_end, 0)
-        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-            for step in range(0, masked_1 if masked else full_0):
-                if masked:
-                    tile = tl.where(step < masked_0, begin, full_end - masked_0) + step
-                else:
-                    tile = full_begin + step
-                row = tile * TILE_Q + tl.arange(0, TILE_Q)[None, :]
-                row_column = tile * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-                q = row + (k_len - q_len)
-                query = stream(
-                    Q_tiles, (b, h, tile * TILE_Q, 0),
-                    queries + row_column * stride_qm + d[None, :] * stride_qd, row_column < q_len, masked,
-                )
-                s = tl.dot(key, tl.trans(query))
-                d_out = stream(
-                    D_out_tiles, (b, h, tile * TILE_Q, 0),
-                    d_outs + row_column * stride_gm + d[None, :] * stride_gd, row_column < q_len, masked,
-                )
-                dp = tl.dot(value, tl.trans(d_out))
-                lse = stream(
-                    Lse_2_tiles, (b, h, tile * TILE_Q), Lse_2 + (head * padded(q_len) + row), row < q_len, False
-                )
-                delta = stream(
-                    Delta_tiles, (b, h, tile * TILE_Q), Delta + (head * padded(q_len) + row), row < q_len, False
-                )
-                if masked:
-                    keep = (k <= q) & (row < q_len)
-                    s = tl.where(keep, s, float("-inf"))
-                p = tl.exp2(s * exponent - lse)
-                ds = p * (dp - delta)
-                d_v = tl.dot(p.to(d_out.dtype), d_out, d_v)
-                d_k = tl.dot(ds.to(query.dtype), query, d_k)
+        full_begin = (gl.maximum(row_high, 0) + TILE_Q - 1) // TILE_Q
+        full_end = gl.maximum(full_begin, q_len // TILE_Q)
+        full_0 = gl.maximum(full_end - full_begin, 0)
+        masked_0 = gl.maximum(full_begin - begin, 0)
+        masked_1 = masked_0 + gl.maximum(end - full_end, 0)
+        masked_steps = masked_1
+        for count in range(masked_steps + full_0):
+            nth = count
+            order = (gl.where(nth < masked_0, begin, full_end - masked_0) + nth) * 8 + MASKED
+            if count >= masked_steps:
+                nth = count - masked_steps
+                order = (full_begin + nth) * 8
+            if pending >= 0:
+                loaded = causal_backward_load(pending, whose, loaded, b, h_kv, mine, shared, signals, args)
+            pending, whose = order | edge, member
+    if pending < 0:
+        pending = MASKED  # a tile of which these keys are not seen: nothing comes of it
+    loaded = causal_backward_load(pending + LAST, whose, loaded, b, h_kv, mine, shared, signals, args)
 
-    at = head_kv.to(tl.int64) * k_len + k
-    tl.store(D_k + at * 128 + d[None, :], (d_k * scale).to(D_k.dtype.element_ty), k < k_len)
-    tl.store(D_v + at * 128 + d[None, :], d_v.to(D_v.dtype.element_ty), k < k_len)
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(made.index(i), count=arrivals)
+    return made
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "together"
+    ],
+)
+def causal_backward(
+    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
+):
+    Keys = gl.allocate_shared_memory(K.dtype, [2, 1, 1, KEYS, 128], K.layout)
+    Values = gl.allocate_shared_memory(V.dtype, [2, 1, 1, KEYS, 128], V.layout)
+    Queries = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_Q, 128], Q.layout)
+    Gradients = gl.allocate_shared_memory(D_out.dtype, [STAGES, 1, 1, TILE_Q, 128], D_out.layout)
+    lses = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_Q], Lse_2.layout)
+    deltas = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_Q], Delta.layout)
+    orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    members = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    Slopes = gl.allocate_shared_memory(K.dtype, [4, KEYS, TILE_Q], ATOM)  # ds of two steps of each consumer
+    Partial = gl.allocate_shared_memory(gl.float32, [2, 16, 256], D_q.layout)  # dQ on its way
+    key_full, value_full = barriers(1, 1).index(0), barriers(1, 1).index(0)
+    query_full, gradient_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
+    key_read = barriers(1, 2).index(0)
+    shared = (Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial)
+    signals = (key_full, value_full, query_full, gradient_full, used, key_read)
+    args = (Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, q_len, k_len, b_len, h_len, group, together)
+    number_0: gl.constexpr = 0
+    number_1: gl.constexpr = 1
+    gl.warp_specialize(
+        [
+            (causal_backward_consumer, (shared, signals, args, number_0)),
+            (causal_backward_consumer, (shared, signals, args, number_1)),
+            (causal_backward_producer, (shared, signals, args)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
 
 
 @triton.jit(
     do_not_specialize=[
-        "q_len", "k_len", "b_len", "h_len", "group", "together"
+        "q_len"
     ],
 )
-def causal_backward_dq(
-    Q, K, V, D_out, Lse_2, Delta, K_tiles, V_tiles, D_q,
-    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
-    stride_kb: "i64", stride_kh: "i64", stride_kn: "i64", stride_kd,
-    stride_vb: "i64", stride_vh: "i64", stride_vn: "i64", stride_vd,
-    stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
-    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+def causal_backward_convert(
+    Sums, D_q,
+    q_len: "i32",
+    TILE_Q: tl.constexpr,
 ):
-    # ---- which rows are mine, and where they stand on the key axis (align end)
-    tiles = tl.cdiv(q_len, TILE_Q)
-    group_start = tl.program_id(0) // (together * tiles) * together
-    group_size = tl.minimum(b_len * h_len - group_start, together)
-    inside = tl.program_id(0) - group_start * tiles
-    head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
-    b, h = head // h_len, head % h_len
-    h_kv = h // group
-    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-    q = row + (k_len - q_len)
-    d = tl.arange(0, 128).to(tl.int64)
-    Q += b * stride_qb + h * stride_qh
-    K += b * stride_kb + h_kv * stride_kh
-    V += b * stride_vb + h_kv * stride_vh
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
-    d_out = load(D_out + b * stride_gb + h * stride_gh + row * stride_gm + d[None, :] * stride_gd, row < q_len, True)
-    at = head.to(tl.int64) * q_len + row
-    lse = tl.load(Lse_2 + (head.to(tl.int64) * padded(q_len) + row))
-    delta = tl.load(Delta + (head.to(tl.int64) * padded(q_len) + row))
-    scale = 0.08838834764831845
-    exponent = scale * LOG2E
-
-    # ---- the key tiles that these rows see
-    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-    q_high = last_row + k_len - q_len
-    end = (tl.maximum(q_high + 1, 0) + TILE_K - 1) // TILE_K
-    q_low = first_row + k_len - q_len
-    full_end = tl.maximum(q_low + 1, 0) // TILE_K
-
-    # ---- ds again from lse, and its sums
-    d_q = tl.zeros([TILE_Q, 128], tl.float32)
-    for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-        for tile in range(full_end if masked else 0, end if masked else full_end):
-            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-            k_column = tile * TILE_K + tl.arange(0, TILE_K)[:, None]
-            key = stream(
-                K_tiles, (b, h_kv, tile * TILE_K, 0),
-                K + k_column * stride_kn + d[None, :] * stride_kd, k_column < k_len, masked,
-            )
-            s = tl.dot(query, tl.trans(key))
-            value = stream(
-                V_tiles, (b, h_kv, tile * TILE_K, 0),
-                V + k_column * stride_vn + d[None, :] * stride_vd, k_column < k_len, masked,
-            )
-            dp = tl.dot(d_out, tl.trans(value))
-            if masked:
-                keep = (k <= q) & (k < k_len)
-                s = tl.where(keep, s, float("-inf"))
-            p = tl.exp2(s * exponent - lse)
-            ds = p * (dp - delta)
-            d_q = tl.dot(ds.to(key.dtype), key, d_q)
-
-    tl.store(D_q + at * 128 + d[None, :], tl.where(d_q == 0, 0.0, d_q * scale).to(D_q.dtype.element_ty), row < q_len)
+    # ---- 64 rows of a head, whose sums stand in the order of registers
+    tiles = tl.cdiv(q_len, TILE_Q) * (TILE_Q // 64)
+    head, mine = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    row = mine * 64 + tl.arange(0, 64)
+    for i in tl.static_range(2):
+        piece = tl.program_id(0).to(tl.int64) * 2 + i
+        x = tl.load(Sums + piece * 4096 + tl.arange(0, 4096), eviction_policy="evict_first") * SCALE
+        x = tl.reshape(x, (8, 4, 8, 4, 2, 2))  # block of columns, warp, row, pair of columns, half, column
+        x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), (64, 64))
+        column = i * 64 + tl.arange(0, 64)[None, :]
+        at = (head.to(tl.int64) * q_len + row[:, None]) * 128 + column
+        inside = (row[:, None] < q_len)
+        tl.store(D_q + at, x.to(D_q.dtype.element_ty), inside)
 
 
-# The same for tensors whose strides or addresses are not multiples of 16.
-causal_backward_delta_any_stride = triton.jit(
-    causal_backward_delta.fn,
-    do_not_specialize=[
-        "stride_ob", "stride_oh", "stride_om", "stride_od", "stride_gb", "stride_gh", "stride_gm", "stride_gd",
-        "q_len", "h_len"
-    ],
-    do_not_specialize_on_alignment=[
-        "Out", "D_out"
-    ],
-)
-causal_backward_dkdv_any_stride = triton.jit(
-    causal_backward_dkdv.fn,
-    do_not_specialize=[
-        "stride_qb", "stride_qh", "stride_qm", "stride_qd", "stride_kb", "stride_kh", "stride_kn", "stride_kd",
-        "stride_vb", "stride_vh", "stride_vn", "stride_vd", "stride_gb", "stride_gh", "stride_gm", "stride_gd",
-        "q_len", "k_len", "b_len", "h_len", "group", "together"
-    ],
-    do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out"
-    ],
-)
-causal_backward_dq_any_stride = triton.jit(
-    causal_backward_dq.fn,
-    do_not_specialize=[
-        "stride_qb", "stride_qh", "stride_qm", "stride_qd", "stride_kb", "stride_kh", "stride_kn", "stride_kd",
-        "stride_vb", "stride_vh", "stride_vn", "stride_vd", "stride_gb", "stride_gh", "stride_gm", "stride_gd",
-        "q_len", "k_len", "b_len", "h_len", "group", "together"
-    ],
-    do_not_specialize_on_alignment=[
-        "Q", "K", "V", "D_out"
-    ],
-)
+@functools.cache
+def shared_layout(swizzle, bits, rank):
+    """How shared memory holds a tile. To make one takes the host longer than a launch."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
 
 
-def descriptor(x, *tile):
-    """A TMA descriptor of x [B, H, S, ...], which brings so many rows, and columns of them."""
-    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, *tile])
+def described(x, rows, columns):
+    """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
+    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(min(128, 2 * columns), 16, 4))
+
+
+def described_row(x, count):
+    """So many numbers of x side by side, as the TMA unit loads them."""
+    return TensorDescriptor(x, x.shape, x.stride(), [count], shared_layout(0, 32, 1))
+
+
+def described_sums(x):
+    """A piece of dQ's sums, to which the TMA unit adds."""
+    return TensorDescriptor(x, x.shape, x.stride(), [16, 256], shared_layout(0, 32, 2))
+
+
+def within_reach(x):
+    """x where the TMA unit can address it, else a copy of it."""
+    *outer, last = x.stride()
+    reached = last == 1 and min(outer) > 0 and all(s % 8 == 0 for s in outer) and x.data_ptr() % 16 == 0
+    return x if reached else x.clone(memory_format=torch.contiguous_format)
 
 
 def backward(q, k, v, out, lse, d_out, d_lse=None):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128], out and d_out [B, H, Q, 128] in bf16,
-    lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.
+    lse and d_lse [B, H, Q] in float32; any strides, what TMA cannot address is copied; d_lse may be None.
 
-    Returns d_q, d_k, d_v, and the gradients of parameters by name. Equal calls give equal bits."""
+    Returns d_q, d_k, d_v, and the gradients of parameters by name. dQ is added up in any order."""
     (b_len, h_len, q_len, _), (_, h_kv_len, k_len, _) = q.shape, k.shape
-    if b_len * h_len * q_len == 0:
+    if not (q.numel() and k.numel()):
         gradients = {}
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape), gradients
     d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    d_out, lse = d_out.to(q.dtype), lse.contiguous()
-    d_lse = None if d_lse is None else d_lse.to(torch.float32).contiguous()
-    group, row_tiles = h_len // h_kv_len, triton.cdiv(q_len, 64)
-    statistics = (2, b_len, h_len, triton.cdiv(q_len, 128) * 128)
-    lse_2, delta = torch.empty(statistics, dtype=torch.float32, device=q.device)
-    aligned = all(
-        x.stride(3) == 1 and (x.stride(0) | x.stride(1) | x.stride(2)) % 16 == 0 and x.data_ptr() % 16 == 0
-        for x in (q, k, v, out, d_out)
-    )
-    by_tma = aligned and k_len > 0 and min(s for x in (q, k, v, d_out) for s in x.stride()) > 0
-
-    kernel = causal_backward_delta if aligned else causal_backward_delta_any_stride
-    kernel[(b_len * h_len * triton.cdiv(q_len, 128),)](
-        out, d_out, d_lse, lse, lse_2, delta,
+    q, k, v, out, d_out = (within_reach(x) for x in (q, k, v, out, d_out.to(q.dtype)))
+    lse, d_lse = lse.contiguous(), None if d_lse is None else d_lse.to(torch.float32).contiguous()
+    group, slots = h_len // h_kv_len, b_len * h_len * triton.cdiv(q_len, 64)
+    lse_2, delta = torch.empty((2, slots * 64), dtype=torch.float32, device=q.device)
+    # dQ is added up in float32, tile by tile in the order of registers; behind the last is one that nobody reads
+    sums = torch.empty(((slots + 1) * 32, 256), dtype=torch.float32, device=q.device)
+    causal_backward_delta[(slots,)](
+        out, d_out, d_lse, lse, lse_2, delta, sums,
         *out.stride(),
         *d_out.stride(),
         q_len, h_len,
-        TILE_Q=128, num_warps=8, num_stages=1,
+        TILE_Q=64, num_warps=4,
     )
-    together = 8 * group  # heads whose tiles run side by side
-    kernel = causal_backward_dq if aligned else causal_backward_dq_any_stride
-    kernel[(b_len * h_len * row_tiles,)](
-        q, k, v, d_out, lse_2, delta, descriptor(k, 64, 128) if by_tma else None,
-        descriptor(v, 64, 128) if by_tma else None, d_q,
-        *q.stride(),
-        *k.stride(),
-        *v.stride(),
-        *d_out.stride(),
+    together = max(1, 33554432 // (1024 * q_len * group))  # heads of K whose rows L2 holds
+    causal_backward[(b_len * h_kv_len * triton.cdiv(k_len, 128),)](
+        described(q, 64, 128), described(k, 64, 128), described(v, 64, 128), described(d_out, 64, 128),
+        described(d_k, 64, 128), described(d_v, 64, 128), described_row(lse_2, 64), described_row(delta, 64),
+        described_sums(sums),
         q_len, k_len, b_len, h_len, group, together,
-        TILE_Q=64, TILE_K=64, num_warps=4, num_stages=2,
+        num_warps=4,
     )
-    if k_len:
-        together = 8
-        kernel = causal_backward_dkdv if aligned else causal_backward_dkdv_any_stride
-        kernel[(b_len * h_kv_len * triton.cdiv(k_len, 64),)](
-            q, k, v, d_out, lse_2, delta, descriptor(q, 64, 128) if by_tma else None,
-            descriptor(d_out, 64, 128) if by_tma else None, descriptor(lse_2, 64) if by_tma else None,
-            descriptor(delta, 64) if by_tma else None, d_k, d_v,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *d_out.stride(),
-            q_len, k_len, b_len, h_len, group, together,
-            TILE_Q=64, TILE_K=64, num_warps=4, num_stages=2,
-        )
-    gradients = {}
-    return d_q, d_k, d_v, gradients
+    causal_backward_convert[(slots * 1,)](
+        sums, d_q,
+        q_len,
+        TILE_Q=64, num_warps=4,
+    )
+    return d_q, d_k, d_v, {}
 
 
 def check():
     """Each gradient along a random direction against a difference in float64. Returns the exit status."""
 
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
-    if elsewhere and not interpreted:
-        print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
+    if not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0):
+        print("this kernel is for sm_90, and there is none here")
         return 3
     torch.manual_seed(0)
-    device = "cpu" if interpreted else "cuda"
-    kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
+    device = "cuda"
+    kind = torch.bfloat16
     sizes = (4, 300, 128), (2, 331, 128), (2, 331, 128)
     Q, K, V = (torch.randn(2, *size).to(kind) for size in sizes)
 

@@ -9,7 +9,7 @@ from attncc.codegen.backward_arguments import delta_arguments
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.signature import CONSUMER_ROWS, POINTEES, TILES, Argument, arguments
 from attncc.ir import AttentionSpec, KernelPlan
-from attncc.planner.hopper_backward import keys_plan, width
+from attncc.planner.hopper_backward import keys_plan, widths
 
 SUMS = Argument("Sums", "*fp32", "pointer", "output", "sums")
 LENGTHS = ("q_len", "k_len", "b_len", "h_len", "group", "together")
@@ -33,7 +33,7 @@ def row_statistics(
 
 def over_keys(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
     """Of the kernel over keys: all that it loads and stores by TMA, then what the forward has besides."""
-    keys, rows, d, dv = CONSUMER_ROWS, keys_plan(plan).tile_q, width(plan.head_dim), width(plan.head_dim_v)
+    (d, dv), keys, rows = widths(plan.head_dim, plan.head_dim_v), CONSUMER_ROWS, keys_plan(plan).tile_q
     made = [
         _tiles(plan, name, count, size, owner)
         for name, count, size, owner in (
@@ -51,7 +51,7 @@ def over_keys(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
 
 def over_rows(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -> tuple[Argument, ...]:
     """Of the kernel of dQ alone."""
-    rows, keys, d, dv = CONSUMER_ROWS, plan.tile_k, width(plan.head_dim), width(plan.head_dim_v)
+    (d, dv), rows, keys = widths(plan.head_dim, plan.head_dim_v), CONSUMER_ROWS, plan.tile_k
     made = [
         _tiles(plan, name, count, size, owner)
         for name, count, size, owner in (

@@ -7,6 +7,7 @@ the scores is rounded as weights are, so that it outlives the product of dp in h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
-from attncc.planner.hopper_backward import keys_plan, width
+from attncc.planner.hopper_backward import keys_plan, wide, widths
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
 PIECE = 64  # rows and columns of dQ that a consumer makes at a time
@@ -85,6 +86,8 @@ class HopperBackwardView:
     head_dim_v: int
     width: int  # of a head as it is multiplied: TMA brings zeros behind its columns
     width_v: int
+    wide: bool  # a warp group holds one sum: dV with the weights, or dK
+    consumers: int  # that have keys of their own
     v_parts: tuple[Part, ...]
     align: str
     constant: float | int | None  # the scale, where it is one
@@ -95,7 +98,7 @@ class HopperBackwardView:
     unit: str  # brings a score to units of log 2
     lse_unit: str
     folds_lse: bool
-    guards: bool  # the sums of scores start with what leaves out keys behind the last: no mask looks for them
+    guards: bool  # no mask looks for keys behind the last: the sums of scores start with what leaves them out
     folds_delta: bool
     late: bool  # dP is asked for when the weights are there: they take the registers that it needs
     share_lines: tuple[str, ...]  # what a row gives to parameters by itself
@@ -109,6 +112,7 @@ class HopperBackwardView:
     given_unpacked: str
     by_keys: Walk
     by_rows: Walk
+    loading: int  # registers of the warp that loads: those that are left, more where it classes tiles
     classes: bool  # some tiles are classed at run time
     together: int
     element: str
@@ -176,6 +180,10 @@ class _Builder:
         self.sites = named(sites(spec), fresh)
         own = {n for s in self.sites for n in (s.name, s.pointer)}
         self.taken = reserved() | {*self.names.values(), *self.kernels.values(), *own}
+        scale = plan.head_dim**-0.5 if spec.scale is None else spec.scale
+        self.constant = scale.value if isinstance(scale, Const) else scale if isinstance(scale, float) else None
+        self.folds = not spec.scores and self.constant is not None and self.constant > 0
+        self.guards = self.folds and not spec.masks and plan.sums == "added"
         self.by_keys, self.args = self._walk(visits_k, keys_plan(plan), "main", over_keys)
         self.by_rows, self.row_args = self._walk(visits_q, plan.passes["dq"], "rows", over_rows)
         self.scale_lines, self.scale = self._scale("gl")
@@ -211,9 +219,10 @@ class _Builder:
 
     def _converting(self) -> tuple[Argument, ...]:
         """The arguments of the kernel that makes dQ from its sums."""
-        read = [a for a in given(self.spec, self.plan, self.names) if a.owner == "parameter" and self.scale_lines]
         *made, tile = converting(self.plan)
-        return (*made, *read, tile)
+        read = set(re.findall(r"\w+", " ".join(self._scale("tl")[0]))) - {a.name for a in made}
+        more = [a for a in given(self.spec, self.plan, self.names) if a.owner == "parameter" or a.name in read]
+        return (*made, *(a for a in more if self.scale_lines and a not in made), tile)
 
     def _share(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What a row gives to the parameters of its sink, by itself; and how it is stored."""
@@ -235,17 +244,15 @@ def hopper_backward_view(
     spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: KernelPlan, banner: tuple[str, ...]
 ) -> HopperBackwardView:
     make, own = _Builder(spec, visits_q, visits_k, plan), keys_plan(plan)
+    first, second = widths(plan.head_dim, plan.head_dim_v)
     lowering, names = make.plain("gl"), make.names
-    scale = plan.head_dim**-0.5 if spec.scale is None else spec.scale
-    constant = scale.value if isinstance(scale, Const) else scale if isinstance(scale, float) else None
-    folds = not spec.scores and constant is not None and constant > 0
+    constant, folds = make.constant, make.folds
     score_lines, score, slope = _scores(spec, lowering)
     score_lines = (*_take(lowering), *score_lines)
-    guards = folds and plan.sums == "added"
-    inside = " & ".join(f"({t})" for t in ("" if guards else tail(spec), "row < q_len" if spec.scores else "") if t)
-    mask = conjoin(lowering, spec.masks, inside[1:-1] if inside else "")
+    terms = [t for t in ("" if make.guards else tail(spec), "row < q_len" if spec.scores else "") if t]
+    mask = conjoin(lowering, spec.masks, " & ".join(f"({t})" for t in terms) if terms[1:] else "".join(terms))
     mask_lines = _take(lowering)
-    given = [a.name for a in make.args if a.kind != "descriptor" and a.owner != "tables"]
+    given = [a.name for a in make.args if a.kind != "descriptor" and a.owner in ("call", "parameter")]
     check, found = dense_check(prepared(spec), names), collected(spec, make.sites, names, own.tile_q)
     learned = [name for name, _, _ in found.gradients]
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
@@ -260,18 +267,20 @@ def hopper_backward_view(
         convert=_kernel(make.kernels["convert"], make.convert, names, own),
         rows=_kernel(make.kernels["rows"], make.row_args, names, rows),
         kernel=make.kernels["main"], tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages,
-        head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, width=width(plan.head_dim), width_v=width(plan.head_dim_v),
+        head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, width=first, width_v=second, wide=wide(plan),
+        consumers=1 if wide(plan) else 2,
         v_parts=split(plan.head_dim_v, "e"), align=spec.align, constant=constant, scale_lines=make.scale_lines,
         tl_scale_lines=make._scale("tl")[0], scale=make.scale, scale_first=not folds,
         unit="(SCALE * LOG2E)" if folds else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E",
-        folds_lse=folds, guards=guards,
+        folds_lse=folds, guards=make.guards,
         folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks),
         share_lines=make.share_lines, share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope,
         mask_lines=mask_lines,
         mask=mask, given=", ".join(given), given_unpacked=unpacked(given), by_keys=make.by_keys, by_rows=make.by_rows,
+        loading=32 if make.by_keys.visits.tested else 24,
         classes=any(w.visits.tested for w in (make.by_keys, make.by_rows)), together=plan.together,
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
-        columns=width(plan.head_dim) // PIECE, cached_bytes=CACHED_BYTES,
+        columns=first // PIECE, cached_bytes=CACHED_BYTES,
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
         reach="min(q_len, 2048)" if spread(spec, visits_k) == "local" else "q_len",
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,

@@ -2,7 +2,8 @@
 
 A warp loads tiles of Q and d_out by TMA; two warp groups have 64 keys each, and keep their dK and dV. Each makes one
 half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is added), or a second kernel
-over rows works scores out once more, and equal calls give equal bits (apart).
+over rows works scores out once more, and equal calls give equal bits (apart). Of heads wider than 128 a warp group can
+hold only one sum: one has the weights and dV of 64 keys, the other their dK, and dQ is always made apart.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from attncc.targets import Target
 
 KEYS = 64  # of a warp group
 SOFTMAX = ("online", "sink", "off_by_one")
-WIDTHS = (64, 128)  # of a head as it is multiplied
+WIDTHS = (64, 128, 256)  # of a head as it is multiplied
+JOINT = 128  # the widest of which a warp group holds dK and dV
 REGISTERS = 240  # of a thread that multiplies
 # Rows of a tile by the width of a head: two pieces of 64 x 64 of dQ, one for each warp group.
-TILE_Q = {64: 128, 128: 64}
+TILE_Q = {64: 128, 128: 64, 256: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
+WIDE_ROWS = replace(ROWS, tile_k=64)  # one buffer of V beside two of K
 UNSEEN = "the backward pass of fa3 was not seen right on a GPU in this form yet"
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
 
@@ -66,6 +69,24 @@ def width(head_dim: int) -> int:
     return next((w for w in WIDTHS if head_dim <= w), 0)
 
 
+def widths(d: int, dv: int) -> tuple[int, int]:
+    """Of Q and K, and of V, as they are multiplied: wide ones alike, since dV and dK leave through their buffers."""
+    widest = width(max(d, dv))
+    return (widest, widest) if widest > JOINT else (width(d), width(dv))
+
+
+def wide(plan: KernelPlan) -> bool:
+    """Whether each warp group holds one sum of the same keys."""
+    return width(max(plan.head_dim, plan.head_dim_v)) > JOINT
+
+
+def _schedules(d: int, dv: int) -> tuple[PassPlan, PassPlan]:
+    """Of the kernel over keys, and of that over rows."""
+    first = widths(d, dv)[0]
+    keys = PassPlan(TILE_Q[first], KEYS if first > JOINT else 2 * KEYS, 2, 8, "descriptor", REGISTERS)
+    return keys, WIDE_ROWS if first > JOINT else ROWS
+
+
 def keys_plan(plan: KernelPlan) -> PassPlan:
     """The schedule of the kernel over keys."""
     assert plan.dkdv is not None
@@ -73,11 +94,11 @@ def keys_plan(plan: KernelPlan) -> PassPlan:
 
 
 def _sizes(d: int, dv: int) -> str:
-    if not (width(d) and width(dv)):
+    if not width(max(d, dv)):
         return f"the backward pass of fa3 is built for heads of up to {WIDTHS[-1]} columns"
     if d % 8 or dv % 8:
         return "TMA takes head sizes that are multiples of 8"
-    if width(dv) > width(d):
+    if JOINT >= width(dv) > width(d):
         return f"the backward pass of fa3 has no room for values wider than keys: {dv} and {d} columns"
     return ""
 
@@ -100,32 +121,41 @@ def backward_refused(spec: AttentionSpec, shape: Shape, target: Target, int_bits
 def unwise(spec: AttentionSpec, shape: Shape) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
     d, dv = shape.head_dim, shape.head_dim_v
-    if 3 * min(d, dv) < 2 * width(d):
-        return f"heads of {d} and {dv} columns would be multiplied as {width(d)}"
-    return UNSEEN
+    if 3 * min(d, dv) < 2 * (widest := widths(d, dv)[0]):
+        return f"heads of {d} and {dv} columns would be multiplied as {widest}"
+    return UNSEEN if (spec.scores and not spec.masks) or _by_length(spec) else ""
+
+
+def _by_length(spec: AttentionSpec) -> bool:
+    return spec.scale is not None and bool(names(spec.scale) & {"q_len", "k_len"})
 
 
 def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:
     """`base` says everything but the schedule."""
-    keys = PassPlan(TILE_Q[width(base.head_dim)], 2 * KEYS, 2, 8, "descriptor", REGISTERS)
-    own = ROWS if deterministic else keys
+    keys, rows = _schedules(base.head_dim, base.head_dim_v)
+    apart = deterministic or wide(base)
+    own = rows if apart else keys
     made = replace(
         base, algorithm="fa3", tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
-        loads=own.loads, max_registers=own.max_registers, dkdv=keys, sums="apart" if deterministic else "added",
+        loads=own.loads, max_registers=own.max_registers, dkdv=keys, sums="apart" if apart else "added",
     )  # fmt: skip
     return replace(made, shared_bytes=shared_bytes(made))
 
 
 def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, int | str, str]]:
     """What of the plan does not fit: limit, value, what is allowed, and the sentence."""
-    keys, d = plan.dkdv, plan.head_dim
-    if why := _sizes(d, plan.head_dim_v):
-        yield "head_dim", max(d, plan.head_dim_v), WIDTHS[-1], why
-    elif keys is None or (keys.tile_q, keys.tile_k) != (TILE_Q[width(d)], 2 * KEYS):
+    keys, d, dv = plan.dkdv, plan.head_dim, plan.head_dim_v
+    if why := _sizes(d, dv):
+        yield "head_dim", max(d, dv), WIDTHS[-1], why
+        return
+    wanted, rows = _schedules(d, dv)
+    if keys is None or (keys.tile_q, keys.tile_k) != (wanted.tile_q, wanted.tile_k):
         tile = keys.tile_q if keys is not None else 0
-        sentence = f"tiles of the backward pass of fa3 are {TILE_Q[width(d)]} x {2 * KEYS} here"
-        yield "tile_q", tile, TILE_Q[width(d)], sentence
-    own = ROWS if plan.sums == "apart" else keys
+        sentence = f"tiles of the backward pass of fa3 are {wanted.tile_q} x {wanted.tile_k} here"
+        yield "tile_q", tile, wanted.tile_q, sentence
+    if wide(plan) and plan.sums != "apart":
+        yield "sums", plan.sums, "apart", "dQ of wide heads is made apart"
+    own = rows if plan.sums == "apart" else keys
     if own is not None and plan.passes["dq"] != own:
         yield "sums", plan.sums, "added, apart", f"dQ of fa3 is made in tiles of {own.tile_q} x {own.tile_k}"
 
@@ -133,14 +163,19 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
 def shared_bytes(plan: KernelPlan) -> int:
     """Of the kernel that takes most."""
     keys, size = keys_plan(plan), ELEMENT_BYTES[plan.dtype]
-    columns = width(plan.head_dim) + width(plan.head_dim_v)
+    first, second = widths(plan.head_dim, plan.head_dim_v)
+    columns = first + second
     taken = (keys.tile_k + keys.stages * keys.tile_q) * columns * size + keys.stages * keys.tile_q * 8
     if plan.sums == "added":
         return taken + 4 * KEYS * keys.tile_q * size + PARTIAL + ALIGNMENT
-    rows = (plan.tile_q + plan.stages * plan.tile_k) * columns * size
+    if wide(plan):
+        taken += 2 * KEYS * keys.tile_q * size
+    buffers = plan.stages * first + (1 if wide(plan) else plan.stages) * second
+    rows = (plan.tile_q * columns + plan.tile_k * buffers) * size
     return max(taken, rows) + ALIGNMENT
 
 
 def registers(plan: KernelPlan) -> int:
     """Of a thread, for the sums, and the scores of a tile and the derivative by its weights."""
-    return KEYS * (width(plan.head_dim) + width(plan.head_dim_v) + 2 * keys_plan(plan).tile_q) // 128
+    first, second = widths(plan.head_dim, plan.head_dim_v)
+    return KEYS * (first + (0 if wide(plan) else second) + 2 * keys_plan(plan).tile_q) // 128

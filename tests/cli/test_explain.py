@@ -140,16 +140,20 @@ def test_rejected_plans(program):
 
 
 def test_the_backward_pass_has_a_plan_of_its_own(program, tmp_path):
+    plain = facts(program, "causal.attn", "--target", "sm_90")["backward"]
+    assert (plain["algorithm"], plain["kernels"].keys()) == ("fa3", {"dQ, dK and dV"})
     wide = facts(program, "causal.attn", "--target", "sm_90", "--shape", "head_dim=256")
-    assert wide["backward"]["kernels"].keys() == {"dQ", "dK", "dV"} and wide["pinned"] == []
+    assert wide["backward"]["kernels"].keys() == {"dQ", "dK and dV"} and wide["pinned"] == []
     pinned = tmp_path / "causal.attn"
+    pinned.write_text("attention causal { mask k <= q } schedule { algorithm fa2 }")
+    wide = facts(program, pinned, "--target", "sm_90", "--shape", "head_dim=256")
+    assert wide["backward"]["kernels"].keys() == {"dQ", "dK", "dV"}
     pinned.write_text("attention causal { mask k <= q } schedule { tile q = 64 stages 2 }")
     found = facts(program, pinned, "--target", "sm_90")
     assert found["plan"]["tile_q"] == 64 and found["pinned"] == ["tile_q", "stages"]
-    plain = facts(program, "causal.attn", "--target", "sm_90")
-    assert found["backward"] == plain["backward"] and plain["backward"]["kernels"].keys() == {"dQ", "dK and dV"}
+    assert found["backward"] == plain
     text = program("explain", pinned, "--target", "sm_90").out
-    assert "dK and dV in tiles of 64 x 64" in text and "tile_q, stages: of the forward pass" in text
+    assert "dK and dV in tiles of 64 x 128" in text and "tile_q, stages: of the forward pass" in text
     assert facts(program, pinned, "--target", "cpu")["backward"] is None
 
 

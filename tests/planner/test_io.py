@@ -149,10 +149,20 @@ def test_the_theorem_of_flash_attention_falls_out():
     assert twice.streamed_bytes - 2 * compulsory == 4 * (tall.streamed_bytes - compulsory)
 
 
+@pytest.mark.parametrize(("d", "deterministic", "products"), [(128, False, 5), (128, True, 7), (256, False, 7)])
+def test_the_warp_specialised_backward_pass_makes_fewer_products(d, deterministic, products):
+    shape = Shape(batch=2, heads=8, kv_heads=4, q_len=1024, k_len=2048, head_dim=d, head_dim_v=d)
+    plan = choose_backward(AttentionSpec("full"), shape, SM_90, deterministic=deterministic)
+    whole, kernels = backward_costs(plan, shape, SM_90)
+    assert plan.algorithm == "fa3"
+    assert kernels.keys() == ({"delta", "dqkv"} if products == 5 else {"delta", "dq", "dkdv"})
+    assert whole.flops - kernels["delta"].flops == products * 2 * 2 * 8 * 1024 * 2048 * d
+
+
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_the_backward_pass_is_the_sum_of_its_kernels(d):
     shape = Shape(batch=2, heads=8, kv_heads=4, q_len=1024, k_len=2048, head_dim=d, head_dim_v=d)
-    plan = choose_backward(AttentionSpec("full"), shape, SM_90)
+    plan = choose_backward(AttentionSpec("full"), shape, SM_90, algorithm="fa2")
     whole, kernels = backward_costs(plan, shape, SM_90)
     assert kernels.keys() == {"delta", *plan.passes}
     assert whole.flops == sum(k.flops for k in kernels.values())
