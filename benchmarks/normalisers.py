@@ -1,11 +1,11 @@
-"""What each normaliser and dropout cost beside plain softmax, causal, on this GPU; each is checked before it is timed.
+"""What normalisers, dropout and what rows return cost beside plain softmax, causal, on this GPU; all are checked first.
 
     python benchmarks/normalisers.py [--out DIR] [--length N] [--rounds N] [--only NAME,…] [--algorithm NAME,…]
         [--forward]
 
-Kernels are compiled side by side first, then timed in turns, medians of rounds, forward and backward; the plain softmax
-of the same run, with the algorithm that the planner chooses, is what they are compared with. Writes normalisers.json
-where --out says.
+Kernels are compiled side by side first, then timed in turns, medians of rounds, forward and backward. They are compared
+with the plain softmax of the same run, by the algorithm that the planner chooses; what returns more of each row, which
+fa2 alone does, with that of fa2. Writes normalisers.json where --out says.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ SPECS = {  # text, parameters by name for so many heads, least part of the plain
     "sparsemax": ("attention simplex { mask k <= q softmax sparsemax }", lambda h: {}, 0.0),
     "entmax15": ("attention halfway { mask k <= q softmax entmax(1.5) }", lambda h: {}, 0.25),
     "dropout": ("attention dropped(p: float = 0.1) { mask k <= q dropout p }", lambda h: {"p": 0.1, "seed": 17}, 0.70),
+    "max": ("attention top { mask k <= q } layout { rows max }", lambda h: {}, 0.97),
+    "entropy": ("attention spread { mask k <= q } layout { rows entropy }", lambda h: {}, 0.97),
+    "pairs": ("attention counted { mask k <= q } layout { rows pairs }", lambda h: {}, 0.97),
 }  # fmt: skip
+
+
+BESIDE = dict.fromkeys(("max", "entropy", "pairs"), "plain@fa2")  # what a row is compared with, where not with plain
 
 
 def text_of(name: str) -> str:
@@ -129,7 +135,8 @@ def main() -> None:
     parser.add_argument("--forward", action="store_true", help="the forward pass alone")
     asked = parser.parse_args()
     pinned = [f"{n}@{a}" for a in asked.algorithm.split(",") if a for n in asked.only.split(",")]
-    names = list(dict.fromkeys(("plain", *asked.only.split(","), *pinned)))
+    wanted = asked.only.split(",")
+    names = list(dict.fromkeys(("plain", *(BESIDE[n] for n in wanted if n in BESIDE), *wanted, *pinned)))
     warm(names, asked.length, ("forward",) if asked.forward else ("forward", pipeline.BACKWARD))
     found = measure(names, asked.length, asked.rounds, not asked.forward)
     found |= {
@@ -148,8 +155,9 @@ def show(found: dict[str, Any]) -> None:
     print(f"{'':16s} forward ms  TFLOP/s  of plain (bar)  backward ms  of plain")
     for name, ms in found["forward_ms"].items():
         back, bar = found["backward_ms"], SPECS[name.partition("@")[0]][2]
-        more = f"{back[name]:12.3f} {back['plain'] / back[name]:9.2f}" if name in back else ""
-        part = found["forward_ms"]["plain"] / ms
+        beside = BESIDE.get(name, "plain")
+        more = f"{back[name]:12.3f} {back[beside] / back[name]:9.2f}" if {name, beside} <= {*back} else ""
+        part = found["forward_ms"][beside] / ms
         print(f"{name:16s} {ms:10.3f} {products / ms / 1e9:8.0f} {part:9.2f} ({bar:.2f}){more}")
 
 

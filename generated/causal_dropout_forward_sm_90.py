@@ -4,7 +4,7 @@
 # }
 #
 # forward · fa2 · tile 128 × 64 · 2 stages · 8 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 168 spills, 96 KB of shared memory
+# sm_90, bf16, head size 128: 128 registers, 72 spills, 96 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build causal_dropout.attn --target sm_90     checked by: python causal_dropout_forward_sm_90.py
 
@@ -30,31 +30,34 @@ def load(pointers, inside, guarded: tl.constexpr):
 
 @triton.jit
 def halves(word, threshold):
-    return tl.join(word << 16 >= threshold, word >= threshold)
+    """Whether the lower 15 bits of each half are at least the threshold, which is on top of a word."""
+    return tl.join(word << 17 >= threshold, word << 1 >= threshold)
 
 
 @triton.jit
 def survivors(seed, threshold, b, h, row, tile, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, by_keys: tl.constexpr):
-    """Which weights of a tile are kept: those whose 16 bits are at least the threshold. Keys by rows where by_keys."""
+    """Which weights of a tile are kept: those whose 15 bits are at least the threshold. Keys by rows where by_keys."""
     row, h, b = tl.cast(row, tl.uint32), tl.cast(h, tl.uint32), tl.cast(b, tl.uint32)
-    first = tile * (TILE_K // 8) if TILE_K >= 64 else tile // (64 // TILE_K) * 8
-    lane = tl.arange(0, (TILE_K + 63) // 64 * 8)
-    lane = first + (lane[:, None] if by_keys else lane[None, :])
-    w0, w1, w2, w3 = tl.philox(seed, lane.to(tl.uint32), row, h, b)
-    part = tile * TILE_K // 16 % 4  # of a tile that has not keys for all words: the first one that is its own
+    if TILE_K >= 64:
+        lane = tile * (TILE_K // 8) + tl.arange(0, TILE_K // 8)
+    else:  # a counter serves keys of several tiles
+        lane = tile * TILE_K // 64 * 8 + tile * TILE_K // 32 % 2 + 2 * tl.arange(0, 4)
+    lane = lane[:, None] if by_keys else lane[None, :]
+    w0, w1, w2, w3 = tl.philox(seed, lane.to(tl.uint32), row, h, b, n_rounds=7)
     if TILE_K == 16:
-        kept = halves(tl.where(part < 2, tl.where(part == 0, w0, w1), tl.where(part == 2, w2, w3)), threshold)
-        kept = kept.permute(2, 0, 1) if by_keys else kept.permute(0, 2, 1)
-    elif TILE_K == 32:
-        kept = tl.join(halves(tl.where(part == 0, w0, w2), threshold), halves(tl.where(part == 0, w1, w3), threshold))
-        kept = kept.permute(3, 2, 0, 1) if by_keys else kept.permute(0, 3, 2, 1)
+        former = tile % 2 == 0
+        w0, w1 = tl.where(former, w0, w2), tl.where(former, w1, w3)
+        kept = tl.join(halves(w0, threshold), halves(w1, threshold))
+        kept = kept.permute(3, 0, 2, 1) if by_keys else kept.permute(0, 3, 1, 2)
     else:
-        low = tl.join(halves(w0, threshold), halves(w1, threshold))
-        kept = tl.join(low, tl.join(halves(w2, threshold), halves(w3, threshold)))
-        if by_keys:
-            kept = kept.reshape(TILE_K // 64, 8, TILE_Q, 2, 2, 2).permute(0, 5, 4, 3, 1, 2)
+        kept = tl.join(halves(w0, threshold), halves(w1, threshold))
+        kept = tl.join(kept, tl.join(halves(w2, threshold), halves(w3, threshold)))
+        if TILE_K == 32:
+            kept = kept.permute(4, 3, 0, 2, 1) if by_keys else kept.permute(0, 4, 3, 1, 2)
+        elif by_keys:
+            kept = kept.reshape(TILE_K // 64, 4, 2, TILE_Q, 2, 2, 2).permute(0, 2, 6, 5, 1, 4, 3)
         else:
-            kept = kept.reshape(TILE_Q, TILE_K // 64, 8, 2, 2, 2).permute(0, 1, 5, 4, 3, 2)
+            kept = kept.reshape(TILE_Q, TILE_K // 64, 4, 2, 2, 2, 2).permute(0, 1, 3, 6, 5, 2, 4)
     return kept.reshape(TILE_K, TILE_Q) if by_keys else kept.reshape(TILE_Q, TILE_K)
 
 
@@ -84,7 +87,7 @@ def causal_dropout_forward(
     Q += b * stride_qb + h * stride_qh
     scale = 0.08838834764831845 * LOG2E
     drop = tl.full([], p__, tl.float32)
-    threshold = tl.minimum((drop * 65536.0 + 0.5).to(tl.int32), 65535).to(tl.uint32) << 16
+    threshold = (drop * 32768.0 + 0.5).to(tl.int32).to(tl.uint32) << 17
     rescue = 1.0 / (1.0 - drop)
 
     # ---- the key tiles that these rows see
@@ -169,19 +172,21 @@ def check():
     """The kernel on random tensors against the whole score matrix at once, in float64. Returns the exit status."""
 
     def survivors(seed, p, b, h, row, k):
-        """Which weights a dropout with probability p keeps, [B, H, Q, K], k consecutive: Philox-4x32-10 (Salmon et al.
-        2011) on (k // 64 * 8 + k % 8, row, h, b), whose 128 bits are 16 for each of 8 keys, 8 apart."""
+        """Which weights a dropout with probability p keeps, [B, H, Q, K], k consecutive: Philox-4x32-7 (Salmon et al.
+        2011) on (k // 64 * 8 + k // 2 % 4 * 2 + k // 32 % 2, row, h, b), whose 128 bits are 16 for each of 8 keys, of
+        which 15 count: those of two neighbours lie in one word, those 8 apart in the next."""
         first, low = int(k[0]) // 64, 2**32 - 1
         lanes = torch.arange(first * 8, (int(k[-1]) // 64 + 1) * 8)
         c0, c1, c2, c3, k0, k1 = lanes, row, h, b, seed & low, seed >> 32 & low
-        for _ in range(10):
+        for _ in range(7):
             x, y = 0xD2511F53 * c0, 0xCD9E8D57 * c2
             c0, c1, c2, c3 = y >> 32 & low ^ c1 ^ k0, y & low, x >> 32 & low ^ c3 ^ k1, x & low
             k0, k1 = k0 + 0x9E3779B9 & low, k1 + 0xBB67AE85 & low
         words = torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), -1)
-        bits = torch.stack((words & 0xFFFF, words >> 16), -1).unflatten(3, (-1, 8))  # [B, H, Q, K / 64, 8, 4, 2]
-        threshold = min(int(torch.tensor(p, dtype=torch.float32) * 65536.0 + 0.5), 65535)
-        return (bits.movedim(4, 6).flatten(3) >= threshold)[..., int(k[0]) - first * 64 :][..., : len(k)]
+        bits = torch.stack((words & 0x7FFF, words >> 16 & 0x7FFF), -1)
+        bits = bits.unflatten(3, (-1, 4, 2)).movedim(4, 6)  # [B, H, Q, K / 64, 2, 4, 4, 2]
+        threshold = int(torch.tensor(p, dtype=torch.float32) * 32768.0 + 0.5)
+        return (bits.flatten(3) >= threshold)[..., int(k[0]) - first * 64 :][..., : len(k)]
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)

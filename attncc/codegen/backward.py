@@ -348,8 +348,8 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
         lowering.names |= VALUES
         exponent = f"{lowering.text(sink, TERM)} * LOG2E - lse"
         if lowering.spec.reports:
-            lines += [f"exponent_s = tl.maximum({exponent}, NOTHING)"]
-            lines.append("share = -tl.exp2(exponent_s) * (delta + tilt * exponent_s)")
+            lines += [f"of_sink = tl.maximum({exponent}, NOTHING)"]
+            lines.append("share = -tl.exp2(of_sink) * (delta + tilt * of_sink)")
         else:
             lines.append(f"share = -tl.exp2({exponent}) * delta")
     for s, slope in found:

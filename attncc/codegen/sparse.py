@@ -12,6 +12,9 @@ from attncc.analysis.normaliser import Normaliser
 
 TURNS = 32
 NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # by type; for 16 bits 2e-3 and 1e-3
+# Of squares in bfloat16, which rounds weights by 4e-3: a step of 5e-2 leaves 1e-3 to the next one, and weights that are
+# divided by their sum keep a part of that.
+NEAR_SQUARES, PRECISION_SQUARES = {**NEAR, "bf16": "5e-2"}, {**PRECISION, "bf16": "1.5e-2"}
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,12 @@ class SparseView:
     quadratic: bool  # weights are squares: on a known support the threshold solves an equation of second degree
 
 
-def sparse_view(rule: Normaliser, dtype: str = "") -> SparseView | None:
-    """None for a normaliser that is not sparse. What 16 bits round asks for less precision."""
+def sparse_view(rule: Normaliser, dtype: str = "", divided: bool = False) -> SparseView | None:
+    """None for a normaliser that is not sparse. What 16 bits round asks for less precision, and for less still where
+    weights are `divided` by their sum."""
     if rule.alpha is None:
         return None
-    power = 1 / (rule.alpha - 1)
+    power, quadratic = 1 / (rule.alpha - 1), rule.alpha == 1.5
     weight, slope = {
         2.0: ("above", "tl.where(above > 0, 1.0, 0.0)"),
         1.5: ("above * above", "above"),
@@ -40,8 +44,9 @@ def sparse_view(rule: Normaliser, dtype: str = "") -> SparseView | None:
     shortened = {2.0: "1.0", 1.5: "tl.sqrt(total)"}.get(rule.alpha, _power("total", 1 - 1 / power))
     return SparseView(
         factor=repr(rule.alpha - 1), power=repr(power), weight=weight, slope=slope, shortened=shortened,
-        near=NEAR.get(dtype, "2e-3"), precision=PRECISION.get(dtype, "1e-3"), turns=TURNS, careful=TURNS - 4,
-        quadratic=rule.alpha == 1.5,
+        near=(NEAR_SQUARES if quadratic and divided else NEAR).get(dtype, "2e-3"),
+        precision=(PRECISION_SQUARES if quadratic and divided else PRECISION).get(dtype, "1e-3"),
+        turns=TURNS, careful=TURNS - 4, quadratic=quadratic,
     )  # fmt: skip
 
 

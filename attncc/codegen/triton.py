@@ -40,7 +40,7 @@ SAFE = {"bf16": "2.0**60", "f32": "2.0**60", "f16": "30000.0"}
 REFERENCES = {  # of exponentials
     "running": "the running maximum", "first_tile": "the first tiles' maximum", "two_pass": "the maximum, found first",
     "threshold": "a threshold, found first", "whole_tile": "a whole tile's maximum", "fixed": "a given reference",
-    "bounded": "the middle of the scores' bounds",
+    "bounded": "the middle of the scores' bounds", "none": "no reference",
 }  # fmt: skip
 LANGUAGE = {"fa3": "gl"}  # what kernels call the module of their language; else tl
 SKELETONS = {"standard": "triton/standard_forward.py.jinja", "fa1": "triton/fa1_forward.py.jinja",
@@ -127,6 +127,8 @@ class KernelView:
     torch_dtype: str
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
+    dtype_pair: str = ""  # two of the 16-bit elements, as PTX calls them
+    logistic: str = ""  # of sigmoids that a kernel makes itself: what their exponents have beside the score
     hopper: HopperView | None = None
     reports: tuple[str, ...] = ()  # of rows, beside their lse
     natural: str = ""  # what the maximum of a row is multiplied by
@@ -214,19 +216,20 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
-    rule, (sink, weighing) = normaliser(spec), _weighing(spec, lowering)
+    rule, logistic = normaliser(spec), plan.reference == "none"
+    sink, weighing, offset = ("", (), _logistic(spec, lowering)) if logistic else _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
     key_lines, (plain_lines, plain), (mask_lines, mask) = _masks(spec, visits, plan, lowering)
     key_mask, follows = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
-    row_lines = lowering.take("row")
+    row_lines = (*lowering.take("row"), *offset.of_rows)
     early = plan.reference == "first_tile"
     view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
 
-    sparse, bound = sparse_view(rule, plan.dtype), _bounds(spec, plan, lowering)
-    unit = sparse.factor if sparse else "LOG2E" if rule.exponential else ""
+    sparse, bound = sparse_view(rule, plan.dtype, plan.algorithm == "fa2"), _bounds(spec, plan, lowering)
+    unit = sparse.factor if sparse else "LOG2E" if rule.exponential or logistic else ""
     folds, scale_line = _scale(spec, scale, scale_text, unit)
     k_parts = split(plan.head_dim, "d")
     v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
@@ -248,18 +251,17 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         unit="scale" if folds else gain or unit, sparse=sparse, sink=sink, middle=bound[0], radius=bound[1],
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
-        program_lines=(*lowering.take("program"), scale_line, *shared), row_lines=row_lines,
+        program_lines=(*lowering.take("program"), scale_line, *shared, *offset.of_all), row_lines=row_lines,
         own_lines=lowering.take("row" if visits.outer == "q" else "key"),
         score_lines=score_lines, scores=scores, shift=shift, scale_first=not (folds or scaled), scale_last=folds,
-        weight=weight,
-        weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows, mask_lines=mask_lines,
-        mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits, reference=plan.reference,
+        weight=weight, weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows,
+        mask_lines=mask_lines, mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits,
         row_sink=rule.sink is not None and level(rule.sink) == "row", safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
-        torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}",
-        tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
-        reports=spec.reports, natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "",
+        reference=plan.reference, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", dtype_pair=f"{plan.dtype}x2",
+        tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype], reports=spec.reports,
+        natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "", logistic=offset.name,
     )  # fmt: skip
 
 
@@ -311,6 +313,23 @@ def _apart(spec: AttentionSpec, visits: Visits, plan: KernelPlan) -> Visits:
     return pruned(replace(visits, plain_end=None, plain=()))
 
 
+@dataclass(frozen=True)
+class Offset:
+    """What exponents of sigmoids have beside the score, in units of log 2 and 3 more: its name, and its line, where it
+    is a row's own or one for all."""
+
+    name: str = ""
+    of_rows: tuple[str, ...] = ()
+    of_all: tuple[str, ...] = ()
+
+
+def _logistic(spec: AttentionSpec, lowering: Lowering) -> Offset:
+    e, name = spec.softmax.args[0], lowering.fresh.fresh("offset")
+    e = Op("float", (e,), "float") if e.type == "int" else e
+    lines = (f"{name} = {lowering.text(e, TERM)} * LOG2E + 3",)
+    return Offset(name, lines, ()) if level(e) == "row" else Offset(name, (), lines)
+
+
 Mask = tuple[tuple[str, ...], str]  # statements where it is looked at, and the mask
 
 
@@ -341,7 +360,7 @@ def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tupl
     return text, follows and not by_key and plan.reference == "first_tile"
 
 
-def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...]]:
+def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...], Offset]:
     """The sink, and what turns a score into its weight: right sides of statements, each after the first of p."""
     rule, made = normaliser(spec), []
     sink = lowering.text(rule.sink, TERM) if rule.sink is not None else ""
@@ -349,4 +368,4 @@ def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, 
         made.append(score_text(lowering, stage))
         lowering.names["s"] = "p"
     lowering.names["s"] = "s"
-    return sink, tuple(made)
+    return sink, tuple(made), Offset()

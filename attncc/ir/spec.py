@@ -24,6 +24,7 @@ ELEMENTS: dict[str, Type] = {
 SUM, NONE = Var("sum", "float"), Var("none", "float")  # what a custom weight may be divided by, beside expressions
 MAXIMUM = Var("m", "float")  # of the row's scores, in a custom weight
 EIGHT_BIT = ("f8e4m3", "f8e5m2")  # inputs that come with scales
+MOST_DROPPED = 0.996  # the probability of dropout lies below: 15 random bits, read as numbers, are some above it
 REPORTS = ("max", "entropy", "pairs")  # of each row, beside its lse, where they are asked for
 POLICIES = (
     "online",

@@ -122,7 +122,8 @@ def _plans(
         references = ("running",)
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
     consumers = tile_q // GROUP_ROWS
-    for reference in dict.fromkeys(_reference(spec, r, classed) for r in reversed(tuple(references))):
+    found = dict.fromkeys(_reference(spec, r, classed) for r in reversed(tuple(references)))
+    for reference in ("none",) if spec.softmax.policy == "sigmoid" else found:
         yield KernelPlan(
             target=target.name, algorithm="fa3", loop=pins.loop or "q_outer", tile_q=tile_q,
             tile_k=pins.tile_k or usual.tile_k, stages=pins.stages or usual.stages,

@@ -59,7 +59,7 @@ def test_philox_by_its_published_answers():
         ((ones,) * 4, (ones, ones), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (pi, (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
     ):
-        found = philox(key[0] | key[1] << 32, *(torch.tensor(c) for c in counter))
+        found = philox(key[0] | key[1] << 32, *(torch.tensor(c) for c in counter), rounds=10)
         assert tuple(int(x) for x in found) == want
 
 

@@ -22,7 +22,7 @@ from attncc.frontend.rules.context import Context, Typed
 from attncc.frontend.rules.expressions import Node, build
 from attncc.frontend.rules.names import PLACES, check_new, spoil
 from attncc.frontend.rules.operators import promote, words
-from attncc.ir import MAXIMUM, NONE, POLICIES, SUM, Expr, Softmax, Type, Var, walk
+from attncc.ir import MAXIMUM, MOST_DROPPED, NONE, POLICIES, SUM, Expr, Softmax, Type, Var, walk
 from attncc.ir.sign import never_negative
 
 _MANY = {"let": MAX_LETS, "mask": MAX_STATEMENTS, "score": MAX_STATEMENTS}
@@ -148,7 +148,7 @@ def _keep(kind: str, value: Typed, span: Span, body: Body, context: Context) -> 
     else:
         body.single[kind] = value.expr
         if kind == "dropout":
-            _check_range(value, "the probability", span, 0.0, 1.0, context)
+            _check_range(value, "the probability", span, 0.0, MOST_DROPPED, context)
 
 
 def _check_composed(body: Body, span: Span, context: Context) -> None:
