@@ -1,6 +1,6 @@
 """The warp-specialised forward kernels on this GPU, as planned and with the running maximum, beside cuDNN.
 
-    python benchmarks/hopper.py [--out DIR] [--rows dense,variants,masks,short] [--only TEXT,...] [--checks]
+    python benchmarks/hopper.py [--out DIR] [--rows dense,variants,masks,short,keys] [--only TEXT,...] [--checks]
 
 Kernels are compiled side by side first. Numbers are compared with float64 in rows of two heads, then calls are timed
 one by one in random order, so that all see the same clocks of the GPU, through a cleared L2; the median counts.
@@ -52,7 +52,14 @@ def short_rows() -> list[forward.Row]:
     return made
 
 
-MADE = forward.MADE | {"short": short_rows}
+def key_rows() -> list[forward.Row]:
+    """A mask of keys alone, beside the Triton kernel."""
+    length = 16384
+    given = {"length": torch.tensor([length - 300], dtype=torch.int32, device="cuda")}
+    return [forward.Row("keys", "padding", 1, 16, length, 128, given, lambda b, h, i, j: (j < length - 300) & (i >= 0))]
+
+
+MADE = forward.MADE | {"short": short_rows, "keys": key_rows}
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,10 @@ def forms(row: forward.Row) -> Iterator[tuple[Form, Job]]:
     planned = pipeline.plan_parsed(attn.parsed, attn.consts, {}, bucket, target)
     plans = planner.ranked(planned.spec, planned.shape, planned.target, planned.visits)
     running = next((p for p, _ in plans if p.reference == "running" and p.algorithm == "fa3"), None)
+    root = str(attn.kernels.cache.root)
+    if row.part == "keys":
+        other = forward.compiled(row.spec, "fa2")
+        yield Form("fa2", other, "fa2"), Job(other.parsed.text, {}, bucket, target, 32, {}, pipeline.FORWARD, root)
     for name, plan in (("attncc", planned.choice.plan), ("attncc_running", running)):
         if plan is None or (name != "attncc" and planned.choice.plan.reference == "running"):
             continue
@@ -81,7 +92,6 @@ def forms(row: forward.Row) -> Iterator[tuple[Form, Job]]:
         whole = planner.with_choices(planned.choice.plan, choices, planned.target)
         assert whole is not None  # both are legal
         tuned, own = {pipeline.FORWARD: choices}, replace(planned.choice, plan=whole)
-        root = str(attn.kernels.cache.root)
         job = Job(attn.parsed.text, attn.consts, bucket, target, 32, tuned, pipeline.FORWARD, root)
         words = f"{plan.tile_q}x{plan.tile_k} {plan.reference}{', apart' if plan.apart else ''}"
         yield Form(name, attn.having(tuned, replace(planned, tuned=tuned, choice=own)), words), job
@@ -118,7 +128,7 @@ def measure(row: forward.Row, made: list[Form]) -> dict[str, Any]:
     ms = timed(calls)
     flops = 4 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
     return {
-        "row": row.name, "part": row.part, "plan": made[0].words, "error": off,
+        "row": row.name, "part": row.part, "plan": next(f.words for f in made if f.name == "attncc"), "error": off,
         "ms": {n: round(t, 4) for n, t in ms.items()},
         "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
     }  # fmt: skip
@@ -152,7 +162,7 @@ def checked(workers: Workers) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--rows", default="dense,variants,masks,short")
+    parser.add_argument("--rows", default="dense,variants,masks,short,keys")
     parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--checks", action="store_true")
     options = parser.parse_args()
