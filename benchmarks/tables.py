@@ -1,8 +1,12 @@
-"""The tables of the README's section "Measured", from results/*.json: `python benchmarks/tables.py` prints them."""
+"""The tables of the README's section "Measured" and of docs/ladder.md, from results/*.json.
+
+`python benchmarks/tables.py` prints them.
+"""
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +83,7 @@ def ladder(record: dict[str, Any]) -> list[list[str]]:
         lines += [_cells(f"{n // 1024}K", *(told(rows.get(n)) for rows in rungs.values())) for n in lengths]
         made.append(lines)
     counted = [row for row in record["rows"] if row.get("ratio")]
-    lines = [_cells("case", "counted", "predicted", "of it"), "|---|---|---|---|"]
+    lines = [_cells("case", "counted", "predicted", "predicted / counted"), "|---|---|---|---|"]
     for row in counted:
         if row["row"] not in {r["row"] for rows in rungs.values() for r in rows.values()}:
             guess = row["model"]["hbm_bytes"]
@@ -126,9 +130,54 @@ def tables() -> dict[str, list[str]]:
     }  # fmt: skip
     for name, table in shown.items():
         if (RESULTS / name).is_file():
-            record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+            record = _read(name)
             made[name] = [made_with(record), *table(record)]
     return made
+
+
+def planner(*records: dict[str, Any]) -> list[str]:
+    """The first choice's part of the speed of the fastest that was measured, of all plans and of those of fa2."""
+    lines = [_cells("row", "plans", "of the fastest", "fa2's first choice, of the fastest fa2"), "|---|---|---|---|"]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        for row in record["rows"]:
+            rows.setdefault(row["row"], []).append(row)
+    for name, runs in rows.items():
+        shares = [row["share"] for row in runs if row["share"]]
+        fa2 = [row["share_fa2"] for row in runs if row["share_fa2"]]
+        plans = len({plan for row in runs for plan in row["times"]})
+        lines.append(_cells(name, str(plans), *(f"{min(x):.2f}" if x else "-" for x in (shares, fa2))))
+    return lines
+
+
+def predictions(record: dict[str, Any]) -> str:
+    """Median errors of predicted times, by pass, and over how many calls."""
+    told = []
+    for name in ("forward", "backward"):
+        errors = [abs(row[name]["predicted_ms"] / row[name]["ms"] - 1) for row in record["rows"] if name in row]
+        told.append(f"{name} {100 * statistics.median(errors):.0f}% over {len(errors)} calls")
+    return ", ".join(told)
+
+
+LADDER_TITLES = (
+    "Milliseconds of a call:", "Bytes of HBM, counted (predicted):", "Memory beyond inputs and results:",
+    "Bytes of HBM of other calls:", "The planner's first choice, as a part of the speed of the fastest plan measured:",
+)  # fmt: skip
+
+
+def ladder_page() -> list[str]:
+    """The tables of docs/ladder.md with their titles, those that have figures."""
+    made = [*ladder(_read("io.json")), planner(*(_read(p.name) for p in sorted(RESULTS.glob("planner*.json"))))]
+    lines: list[str] = []
+    for title, table in zip(LADDER_TITLES, made, strict=True):
+        if any(char.isdigit() for row in table[2:] for char in row.split("|", 2)[2]):
+            lines += ["", title, "", *table]
+    return lines[1:]
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
 
 
 def _cells(*texts: str) -> str:
@@ -138,3 +187,5 @@ def _cells(*texts: str) -> str:
 if __name__ == "__main__":
     for record_name, record_lines in tables().items():
         print(record_name, *record_lines, "", sep="\n")
+    print(*ladder_page(), "", sep="\n")
+    print(f"predicted times: {predictions(_read('predict.json'))}")

@@ -1,6 +1,7 @@
 """docs/ladder.md: what its commands print."""
 
 import re
+import runpy
 
 import pytest
 
@@ -49,3 +50,11 @@ def test_the_table_of_tiles_is_what_the_planner_chooses():
             f"{plan.tile_q} x {plan.tile_k}, {plan.stages} stages | {plan.shared_bytes:,} bytes |"
         )
     assert [row for row in rows if row not in PAGE] == []
+
+
+def test_the_measured_tables_are_the_recorded_ones():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    measured = PAGE[PAGE.index("## Measured") :]
+    assert measured.endswith("\n".join(tables["ladder_page"]()) + "\n")
+    assert tables["predictions"](tables["_read"]("predict.json")) in measured
+    assert tables["made_with"](tables["_read"]("io.json")) in measured
