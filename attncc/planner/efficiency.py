@@ -135,7 +135,7 @@ def register_caps(target: Target) -> tuple[int, ...]:
 
 # Which measured one they resemble.
 UNMEASURED_REFERENCES = {
-    "two_pass": "running", "threshold": "running", "fixed": "first_tile", "bounded": "whole_tile", "none": "running",
+    "two_pass": "running", "threshold": "running", "fixed": "first_tile", "bounded": "whole_tile", "none": "whole_tile",
 }  # fmt: skip
 
 

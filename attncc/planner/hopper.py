@@ -38,11 +38,11 @@ class Schedule:
 
 
 SCHEDULES = (
-    Schedule(64, 192, 128, 4, 2), Schedule(128, 128, 128, 2, 2, ("whole_tile", "bounded", "running")),
+    Schedule(64, 192, 128, 4, 2), Schedule(128, 128, 128, 2, 2, ("whole_tile", "bounded", "running", "none")),
     Schedule(192, 128, 64, 2, 2, ("running",)), Schedule(256, 128, 64, 2, 1, ("running",)),
 )  # fmt: skip
 # Beside those of heads of up to 128 columns, where there is a mask: of narrow tiles fewer pairs are masked.
-NARROW = Schedule(128, 128, 64, 4, 2, ("whole_tile", "running"))
+NARROW = Schedule(128, 128, 64, 4, 2, ("whole_tile", "running", "none"))
 
 
 def unfit(spec: AttentionSpec) -> str | None:
