@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 WIDTH = 120  # characters
 INDENT = "    "
@@ -83,9 +84,10 @@ def _comment(text: str, indent: str, width: int) -> list[str]:
     return lines
 
 
-def _tokens(code: str) -> list[Piece]:
+@lru_cache(maxsize=256)  # a long statement is looked at for every way to break it
+def _tokens(code: str) -> tuple[Piece, ...]:
     found = tokenize.generate_tokens(io.StringIO(code).readline)
-    return [(t.start[1], t.end[1], t.string) for t in found if t.string.strip() and t.start[0] == 1]
+    return tuple((t.start[1], t.end[1], t.string) for t in found if t.string.strip() and t.start[0] == 1)
 
 
 class _Breaker:
@@ -159,7 +161,7 @@ class _Breaker:
         return lines
 
 
-def _depths(tokens: list[Piece]) -> Iterator[int]:
+def _depths(tokens: Sequence[Piece]) -> Iterator[int]:
     """How many brackets are around each token; a bracket itself is outside."""
     depth = 0
     for *_, text in tokens:
