@@ -1,7 +1,8 @@
 """The backward pass on this GPU: time beside SDPA and FlexAttention in the same run, memory, and equal bits.
 
     python benchmarks/backward.py [--out DIR] [--rows dense,variants,learned] [--only TEXT,...]
-        [--flex tuned|default|none] [--warm SECONDS] [--json NAME] [--algorithm NAME]
+        [--flex tuned|default|none] [--warm SECONDS] [--json NAME] [--rounds N]
+        [--algorithm NAME]
 
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
 autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
@@ -24,9 +25,7 @@ import peers
 import records
 import torch
 import turns
-from forward import SPECS, Row
-
-import attncc
+from forward import Row
 
 RUNS = 20
 LONG = 65536
@@ -49,7 +48,7 @@ def learned_rows(s: int = 4096) -> list[Row]:
 
 
 def variant_rows() -> list[Row]:
-    wanted = ("window", "alibi", "softcap", "document")
+    wanted = ("window", "alibi", "softcap", "document", "prefix", "streaming")
     return [r for r in (*forward.variant_rows(), *forward.mask_rows()) if r.spec in wanted]
 
 
@@ -151,12 +150,12 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     }  # fmt: skip
 
 
-def memory() -> float:
+def memory(algorithm: str | None) -> float:
     """Bytes for each batch entry, head and row of the causal spec at LONG rows."""
     shape = (1, 8, LONG, 128)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     d_out = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    attn = attncc.load(SPECS / "causal.attn")
+    attn = forward.compiled("causal", algorithm)
     torch.autograd.grad(attn(*inputs), inputs, d_out)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -175,8 +174,10 @@ def main() -> None:
     parser.add_argument("--json", default="backward.json")
     parser.add_argument("--flex", default="tuned", choices=("tuned", "default", "none"), help="by max-autotune or not")
     parser.add_argument("--warm", type=float, default=0, metavar="SECONDS", help="compile side by side first")
+    parser.add_argument("--rounds", type=int, default=forward.ROUNDS, help="of which the median counts")
     parser.add_argument("--algorithm", help="pinned in every spec; the planner's choice where it is left out")
     options = parser.parse_args()
+    forward.ROUNDS = options.rounds
     torch.manual_seed(0)
     rows = forward.wanted(MADE, options.rows, options.only)
     order = [row.name for _, _, row in forward.wanted(MADE, ",".join(MADE), "")]
@@ -184,7 +185,7 @@ def main() -> None:
         peers.warm("backward", [(part, i) for part, i, _ in rows], options.warm)
     told = {
         "rounds": forward.ROUNDS,
-        "bytes_beyond": round(memory(), 2),
+        "bytes_beyond": round(memory(options.algorithm), 2),
         "flex": options.flex,
         "algorithm": options.algorithm,
     }
