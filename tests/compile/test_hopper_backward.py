@@ -22,7 +22,7 @@ from attncc.targets import target
 from tests.cases.random_calls import random_spec
 
 PINNED = "3.7.1"  # the version whose spills are known
-FEW_WORDS = 16  # bytes: what is put aside once around a loop
+FEW_WORDS = 24  # bytes: what is put aside once around a loop, most by the warp that loads
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FEW = [("causal", 128, "bf16", False)]
 MANY = [
