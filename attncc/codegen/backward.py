@@ -7,6 +7,7 @@ ds = p * (dp - delta), dV = sum (weight * p) d_out, dK = scale * sum ds q, dQ = 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,6 +112,7 @@ class PassView:
     end_lines: tuple[str, ...] = ()
     members: str = ""  # how many batch entries and heads share a cell, and which one a `member` is
     member: str = ""
+    first_member: str = ""  # the first of them, whose own axes are those of the cells
     programs: str = ""
     helpers: frozenset[str] = frozenset()
 
@@ -243,8 +245,10 @@ class Builder:
         """A table with a cell for each pair that several batch entries or heads share: a program for a tile of it."""
         view = self._pass("cells", self._fresh.fresh(f"{self.spec.name}_backward_{site.name}"), Visits("q"), (site,))
         owners, members, member = SHARED_BY[tuple(sorted(axis for _, axis in site.own))]
-        tiles = f"row_tiles * triton.cdiv(k_len, {view.tile_k})"
-        return replace(view, members=members, member=member, programs=f"{owners} * {tiles}")
+        tiles, first = f"row_tiles * triton.cdiv(k_len, {view.tile_k})", re.sub(r"\bmember\b", "0", member)
+        return replace(
+            view, members=members, member=member, first_member=first if site.own else "", programs=f"{owners} * {tiles}"
+        )
 
     def _pass(self, which: str, kernel: str, visits: Visits, mine: tuple[Site, ...]) -> PassView:
         spec, plan, own = self.spec, self.plan, pass_plan(self.plan, which)

@@ -79,3 +79,17 @@ def test_the_library_fits_the_prediction(tmp_path, path, name):
 def test_scores_without_a_slope_compile(tmp_path, score):
     spec = parse(f"attention flat(t: f32[h] grad) {{ score s * t[h] score {score} mask k <= q }}").spec
     compiled(tmp_path, spec, Shape(head_dim=64, head_dim_v=64), "sm_90")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attention a(e: f32[h] grad) { mask k < q softmax sink(e[h]) } layout { rows entropy }",
+        "attention a(t: f32[h, row, k] grad) { mask k <= q score s + t[h, row, k] }",  # cells that a batch shares
+    ],
+    ids=["entropy", "cells"],
+)
+def test_what_the_interpreter_does_not_check_of_types(tmp_path, text):
+    _, kernels = compiled(tmp_path, parse(text).spec, Shape(2, 4, 4, 512, 512, 64, 64, "bf16"), "sm_90")
+    for found in kernels:
+        assert found.registers
