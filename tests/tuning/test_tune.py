@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
+from threading import Timer
 
 import pytest
 import torch
@@ -290,3 +292,26 @@ def test_dropout_drops_the_same_in_each_run(device, tensors, monkeypatch):
     for given in ({}, {"seed": 7}, {"seed": torch.tensor(8)}):
         assert attn.tune(*tensors, passes=("forward",), **given).found["forward"].interrupted
     assert seeds == [tune.SEED, 7, 8]
+
+
+def test_the_planners_choice_is_waited_for(device, tensors, monkeypatch):
+    """However little time there is, a search has what the others are compared with."""
+    slow: Future[None] = Future()
+
+    class Slow:
+        def submit(self, job):
+            if not begun:
+                Timer(0.3, slow.set_result, [None]).start()
+            begun.append(job)
+            return slow if len(begun) == 1 else Future()
+
+        def close(self):
+            pass
+
+    begun: list[object] = []
+    monkeypatch.setattr(tune, "Workers", Slow)
+    monkeypatch.setattr(tune.OnDevice, "judge", lambda self, candidate: ())
+    monkeypatch.setattr(tune.OnDevice, "time", lambda self, candidate: 1.0)
+    found = attncc.compile("attention plain {}").tune(*tensors, budget=0.1).found["forward"]
+    assert found.best is not None and found.best.candidate == found.trials[0].candidate
+    assert {t.status for t in found.trials[1:]} == {search.PASSED_OVER}
