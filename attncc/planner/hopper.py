@@ -58,7 +58,7 @@ def unfit(spec: AttentionSpec) -> str | None:
     return None
 
 
-SEEN = ("online", "sink", "off_by_one")  # normalisers that today's kernel was seen right with
+SEEN = ("online", "sink", "off_by_one", "sigmoid")  # normalisers that today's kernel was seen right with
 
 
 def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
@@ -67,8 +67,8 @@ def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
         return "a mask's tiles are listed one by one, and fa3's are too large for such masks"
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
-    if spec.softmax.policy not in SEEN or spec.dropout is not None:
-        return "fa3 was not seen right on a GPU with such weights, or with dropout, since its kernel changed"
+    if spec.softmax.policy not in SEEN:
+        return "fa3 was not seen right on a GPU with such weights since its kernel changed"
     if has_key_mask(spec):
         return "fa3 was not seen right on a GPU yet where keys alone decide a part of the mask"
     read = operands(spec)

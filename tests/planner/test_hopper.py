@@ -85,8 +85,9 @@ def test_a_refusal_says_why(name, sizes, words):
         ("block_sparse", "fa2"),
         ("tree", "fa2"),
         ("padding", "fa2"),
-        ("sigmoid", "fa2"),
-        ("causal_dropout", "fa2"),
+        ("sigmoid", "fa3"),
+        ("retnet", "fa2"),
+        ("causal_dropout", "fa3"),
     ],
 )
 def test_what_was_not_measured_is_not_taken_unasked(name, algorithm):
