@@ -125,7 +125,8 @@ def tables() -> dict[str, list[str]]:
     """Lines for each record that is there, by its file's name: what it was made with, then a table."""
     made = {}
     shown = {
-        "forward_fa3.json": specialised, "forward.json": forward, "masks.json": new_masks, "backward.json": backward,
+        "forward_fa3.json": specialised, "forward.json": forward, "masks.json": new_masks,
+        "backward_fa3.json": backward, "backward.json": backward,
         "host.json": host,
     }  # fmt: skip
     for name, table in shown.items():
