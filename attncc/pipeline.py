@@ -223,7 +223,7 @@ def every_kernel(planned: Planned) -> tuple[Planned, ...]:
 
 def general(planned: Planned) -> Planned:
     """The plan of the file that takes any strides, which may be the same."""
-    if planned.choice.plan.loads != "descriptor":
+    if planned.choice.plan.loads != "descriptor" or planned.choice.plan.scales:  # those come as they were quantised
         return planned
     other = _any_stride(planned)
     assert other is not None  # a tuned plan without one is not taken

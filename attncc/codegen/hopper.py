@@ -13,6 +13,7 @@ from attncc.codegen.loops import VisitsView, Walk, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Segment, Visits, conjuncts, names, tile_names
+from attncc.planner.shared_memory import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from attncc.codegen.triton import KernelView
@@ -22,6 +23,7 @@ CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
 TOGETHER = 32  # heads of more than NARROW columns whose tiles run side by side, at most: short ones take turns
 LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126
 SIDE = 100  # characters of such a side
+HEADROOM = "8.0"  # of e4m3, which ends at 448
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
 REGISTERS_SM, GROUP_THREADS = 65536, 128
 
@@ -63,6 +65,16 @@ class Result:
 
 
 @dataclass(frozen=True)
+class EightBit:
+    """Of 8-bit inputs with scales."""
+
+    block: bool  # scales are those of 128 rows or keys, else one of a head
+    scaled: str  # what a tile's own scale multiplies: the scale of scores, or where it is in the scores already, they
+    halvings: tuple[int, ...]  # of a thread's weights of a row, in words, down to one
+    headroom: str  # log2 of the greatest weight: weights down to 2^-9, the least of e4m3, are kept
+
+
+@dataclass(frozen=True)
 class HopperView:
     """Finished values for templates/gluon."""
 
@@ -88,6 +100,9 @@ class HopperView:
     last: str  # what says that a consumer is done
     ahead: bool  # the wait for the next keys ends the block of instructions that makes weights
     results: tuple[Result, ...]
+    depth: int  # columns that a product takes at a time
+    element_bytes: int
+    eight: EightBit | None
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
     together: int  # heads of K and V whose tiles run side by side, at most; 0 where only L2 bounds them
@@ -104,6 +119,7 @@ def hopper_view(
     own = plan.max_registers - (VECTORS if plan.classed else 0)
     left = REGISTERS_SM // GROUP_THREADS - consumers * own
     masked, full = (steps(w, view.visits.jumps) for w in (view.visits.masked, view.visits.full))
+    size = ELEMENT_BYTES[plan.dtype]
     whole_reach = None if reach is None or masked is None else Reach(*reach, _since(view.visits, full))
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
@@ -116,10 +132,18 @@ def hopper_view(
         reach=whole_reach, seen=seen, least=LEAST, widest=WIDEST,
         last="(ENOUGH << mine_of)" if whole_reach else "LAST",
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
-        ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded"),
-        key_bytes=2 * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
+        ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded") or bool(plan.scales),
+        depth=32 // size, element_bytes=size, eight=_eight_bit(plan, view),
+        key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
         together=TOGETHER if plan.head_dim > NARROW else 0,
     )  # fmt: skip
+
+
+def _eight_bit(plan: KernelPlan, view: KernelView) -> EightBit | None:
+    if not plan.scales:
+        return None
+    scaled = "scale" if view.unit == "scale" or view.scale_first else "s"
+    return EightBit(plan.scales == "block", scaled, tuple(range((plan.tile_k // 16).bit_length() - 1)), HEADROOM)
 
 
 def unpacked(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from attncc.codegen.signature import Argument
+from attncc.codegen.signature import SCALES, Argument
 from attncc.ir import AttentionSpec, KernelPlan
 
 WIDTH = 112  # of a line of arguments
@@ -99,8 +99,9 @@ def forward_arguments(spec: AttentionSpec, names: Mapping[str, str]) -> str:
 
 
 def starts(spec: AttentionSpec) -> list[str]:
-    """What says where each of packed sequences starts: arguments of every call of the file."""
-    return ["cu_seqlens_q", "cu_seqlens_k"] if spec.ragged else []
+    """What says where each of packed sequences starts, or scales: arguments of every call of the file."""
+    scales = SCALES if spec.precision.is_eight_bit else ()
+    return ["cu_seqlens_q", "cu_seqlens_k"] if spec.ragged else [*scales]
 
 
 def extent(spec: AttentionSpec, axis: str, names: Mapping[str, str]) -> str:
@@ -139,6 +140,14 @@ def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
             f"q [total_q, H, {d}], k [total_k, H_kv, {d}], v [total_k, H_kv, {dv}] in {dtype}; sequence i has rows\n"
             "    cu_seqlens_q[i] to cu_seqlens_q[i + 1] and keys cu_seqlens_k[i] to cu_seqlens_k[i + 1], both int32 →\n"
             f"    out [total_q, H, {dv}] in {dtype}, lse [H, total_q] in float32 (natural log)."
+        )
+    if plan.scales:
+        blocks = "one for each 128 rows or keys" if plan.scales == "block" else "m = 1"
+        return (
+            f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, {dv}, n] in {dtype}, n = K rounded up to 16: key\n"
+            "    8b + 2i + c of each 16 stands at 4i + 2b + c, and 0 behind the last; scales [B, H, m] and\n"
+            f"    [B, H_kv, m] in float32, {blocks} → out [B, H, Q, {dv}] in bf16,\n"
+            "    lse [B, H, Q] in float32 (natural log)."
         )
     return (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"

@@ -30,9 +30,10 @@ class Part:
         return f"({inside}) & ({self.name}{self.tag} < {self.limit})[:, None]" if self.padded else inside
 
 
-def split(head_dim: int, name: str) -> tuple[Part, ...]:
+def split(head_dim: int, name: str, widest: int = 512) -> tuple[Part, ...]:
+    """Parts of at most `widest` columns, a power of two."""
     made: list[Part] = []
-    for size in pieces(head_dim):
+    for size in (min(piece, widest) for piece in pieces(head_dim) for _ in range(max(1, piece // widest))):
         offset = made[-1].offset + made[-1].size if made else 0
         made.append(Part(name, "", offset, size, head_dim))
     if len(made) > 1:

@@ -37,7 +37,7 @@ SIZES = {"b": 2, "h": 4, "h_kv": 2, "row": 300, "k": 331}  # of the file's own c
 SPANS = {"row": "q_span", "k": "k_span"}  # what the templates call where a sequence lies
 TORCH_TYPES = {
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
-    "f16": "float16", "bf16": "bfloat16", "f32": "float32",
+    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 
 

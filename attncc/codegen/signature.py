@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen.parts import split
 from attncc.ir import AttentionSpec, KernelPlan, Param
+from attncc.planner.hopper import value_columns
 
 CONSUMER_ROWS = 64  # rows of a warp group, the least that its matrix instruction takes
 
 POINTEES = {
     "f32": "fp32", "f16": "fp16", "bf16": "bf16", "bool": "i1", "bit": "i32",
-    "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "u8",
+    "f8e4m3": "fp8e4nv", "f8e5m2": "fp8e5", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "u8",
 }  # fmt: skip
 
 
@@ -37,6 +38,7 @@ SCRATCH = {  # of algorithms that put more than the output into HBM: pointer, ty
     "standard": (("Scores", "*fp32", "scores"), ("Weights", "", "weights")),
     "fa1": (("Sums", "*fp32", "sums"), ("Maxima", "*fp32", "maxima"), ("Totals", "*fp32", "totals")),
 }  # fmt: skip
+SCALES = ("q_scales", "k_scales", "v_scales")  # of 8-bit inputs
 TILES = tuple(Argument(name, "constexpr", "constexpr", "tile", name) for name in ("TILE_Q", "TILE_K"))
 
 
@@ -54,6 +56,8 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
             made.append(Argument(name, type_ or pointer, "pointer", "output", value))
     if plan.algorithm == "fa3":
         made.append(Argument("Drawn", "*i32", "pointer", "output", "drawn"))
+    if plan.scales:
+        made += [Argument(name.capitalize(), "*fp32", "pointer", "call", name) for name in SCALES]
     made += [
         Argument(names[p.name], "*" + POINTEES[p.element or ""], "pointer", "parameter", p.name) for p in spec.tensors
     ]
@@ -68,6 +72,8 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     lengths = ("total_q", "total_k") if spec.ragged else ("q_len", "k_len")
     for name in (*lengths, "b_len", "h_len", "group", "together"):
         made.append(Argument(name, "i32", "scalar", "call", name))
+    if plan.scales == "block":
+        made += [Argument(f"{s}_scale_count", "i32", "scalar", "call", f"{s}_scales.shape[2]") for s in "qk"]
     if spec.dropout is not None:
         made.append(Argument("seed", "i64", "scalar", "call", "seed"))
     if plan.tables:
@@ -100,6 +106,8 @@ def _tensors(spec: AttentionSpec, plan: KernelPlan, pointer: str) -> list[Argume
 
 def _hopper_tensors(plan: KernelPlan) -> list[Argument]:
     """Q, K, V and Out by TMA, for each part of a head: tiles of a consumer's rows, or of keys."""
+    if plan.scales:
+        return _eight_bit_tensors(plan)
     made = []
     for name, size, rows in (("q", plan.head_dim, CONSUMER_ROWS), ("k", plan.head_dim, plan.tile_k),
                              ("v", plan.head_dim_v, plan.tile_k), ("out", plan.head_dim_v, CONSUMER_ROWS)):  # fmt: skip
@@ -108,6 +116,26 @@ def _hopper_tensors(plan: KernelPlan) -> list[Argument]:
             type_ = f"tensordesc<{POINTEES[plan.dtype]}[1, 1, {rows}, {part.size}],{layout}>"
             owner = "output" if name == "out" else "call"
             value = f"described({name}, {rows}, {part.size})"
+            made.append(Argument(name.capitalize() + part.tag, type_, "descriptor", owner, value))
+    return made
+
+
+def _eight_bit_tensors(plan: KernelPlan) -> list[Argument]:
+    """The same of 8-bit inputs: V has a column's keys side by side, and the output 16 bits."""
+    made, widest = [], value_columns(plan)
+    every = (
+        ("q", plan.head_dim, CONSUMER_ROWS, 512), ("k", plan.head_dim, plan.tile_k, 512),
+        ("v", plan.head_dim_v, 0, widest), ("out", plan.head_dim_v, CONSUMER_ROWS, widest),
+    )  # fmt: skip
+    for name, size, rows, most in every:
+        for part in split(size, "", most):
+            tile = (rows, part.size) if rows else (part.size, plan.tile_k)
+            element, bits = ("bf16", 16) if name == "out" else (POINTEES[plan.dtype], 8)
+            swizzle = min(128, tile[1] * bits // 8)
+            layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=4)"
+            type_ = f"tensordesc<{element}[1, 1, {tile[0]}, {tile[1]}],{layout}>"
+            value = f"described({name}, {tile[0]}, {tile[1]})"
+            owner = "output" if name == "out" else "call"
             made.append(Argument(name.capitalize() + part.tag, type_, "descriptor", owner, value))
     return made
 

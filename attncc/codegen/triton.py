@@ -31,6 +31,7 @@ from attncc.codegen.signature import arguments
 from attncc.codegen.sparse import SparseView, sparse_view
 from attncc.codegen.tables import Tables, tables_of
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits, conjuncts, tensors
+from attncc.planner.hopper import value_columns
 
 INSIDE = Op("<", (Var("k", "int"), Var("k_len", "int")), "bool")  # of the keys
 # Sums of a row up to which neither P in its own type nor float32 overflows, for a reference that is no maximum.
@@ -51,7 +52,14 @@ TRAFFIC = {  # in a file's head
     "fa2": "Q and Out once, K and V once for each tile of rows that sees them",
 }  # fmt: skip
 LADDER = {"standard": standard_view, "fa1": fa1_view}  # what makes their view of fa2's
-TOLERANCE = {"bf16": "1e-2", "f16": "2e-3", "f32": "1e-5", "tf32": "5e-3"}  # of the file's check of itself
+TOLERANCE = {
+    "bf16": "1e-2",
+    "f16": "2e-3",
+    "f32": "1e-5",
+    "tf32": "5e-3",
+    "f8e4m3": "5e-2",
+    "f8e5m2": "5e-2",
+}  # of the file's check of itself
 
 
 @dataclass(frozen=True)
@@ -231,8 +239,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     sparse, bound = sparse_view(rule, plan.dtype, plan.algorithm == "fa2"), _bounds(spec, plan, lowering)
     unit = sparse.factor if sparse else "LOG2E" if rule.exponential or logistic else ""
     folds, scale_line = _scale(spec, scale, scale_text, unit)
-    k_parts = split(plan.head_dim, "d")
-    v_parts = k_parts if plan.head_dim_v == plan.head_dim else split(plan.head_dim_v, "e")
+    k_parts, alone = split(plan.head_dim, "d"), plan.head_dim_v == plan.head_dim and not plan.scales
+    v_parts = k_parts if alone else split(plan.head_dim_v, "e", value_columns(plan))
     wide, check = plan.int_bits == 64, dense_check(prepared(spec), names)
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(spec, plan, rule.has_lse),
@@ -268,7 +276,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
 def _scale(spec: AttentionSpec, scale: Expr | None, text: str, unit: str) -> tuple[bool, str]:
     """Whether the scale can wait until the scores are masked, and its line; what makes them weights then joins it."""
     folds = not spec.scores and (scale is None or (isinstance(scale, Const) and scale.value > 0))
-    return folds, f"scale = {text}" + (f" * {unit}" if folds and unit else "")
+    shared = " * input_scale" if spec.precision.is_eight_bit else ""
+    return folds, f"scale = {text}" + (f" * {unit}" if folds and unit else "") + shared
 
 
 def _lowering(

@@ -47,7 +47,7 @@ class KernelPlan:
     warps: int
     head_dim: int
     head_dim_v: int
-    dtype: str  # bf16 f16 f32
+    dtype: str  # bf16 f16 f32 f8e4m3 f8e5m2
     products: str = "ieee"
     # Of exponentials. running: the running maximum; first_tile, whole_tile: that of a row's first tiles; two_pass: that
     # of the row, found first; fixed: a given number.
@@ -74,6 +74,7 @@ class KernelPlan:
     shared_bytes: int = 0  # predicted
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     apart: bool = False  # fa3: whole tiles, which need no mask and raise no reference, have a loop without branches
+    scales: str = ""  # of 8-bit inputs. block: one for 128 rows or keys; whole: one for a head, or for more
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ

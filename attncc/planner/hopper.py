@@ -45,8 +45,24 @@ SCHEDULES = (
 NARROW = Schedule(128, 128, 64, 4, 2, ("whole_tile", "running", "none"))
 
 
+# Of 8 bits, whose output leaves through buffers of its own; values of wide heads are multiplied in parts of 64 columns.
+EIGHT_BIT_SCHEDULES = (
+    Schedule(64, 128, 128, 4, 2), Schedule(128, 128, 128, 4, 2), Schedule(192, 128, 128, 3, 1),
+    Schedule(256, 128, 64, 3, 1),
+)  # fmt: skip
+EIGHT_BIT_SOFTMAX = ("online", "sink", "off_by_one")
+STEP = 32  # columns that a product of 8 bits takes at a time
+
+
 def unfit(spec: AttentionSpec) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can."""
+    if spec.precision.is_eight_bit:
+        if spec.softmax.policy not in EIGHT_BIT_SOFTMAX:
+            return f"fa3 keeps weights in 8 bits, and those of softmax {spec.softmax.policy} can be of any size"
+        if spec.weight is not None or spec.dropout is not None:
+            return "fa3 with 8-bit inputs does not know a weight behind the softmax, nor dropout"
+        if has_key_mask(spec):
+            return "fa3 with 8-bit inputs does not know masks of keys alone, whose values may be anything"
     if spec.softmax.policy == "custom" and dict(spec.softmax.named)["divide"] == SUM:
         return "fa3 does not know sums of weights that are no exponentials"
     if spec.softmax.policy not in SOFTMAX:
@@ -102,9 +118,10 @@ def plans(
     spec: AttentionSpec, shape: Shape, target: Target, pins: Pins, references: Iterable[str], visits: Visits | None
 ) -> Iterator[KernelPlan]:
     """The schedules of the narrowest heads that hold this size, changed by what is pinned."""
-    width = max(padded(shape.head_dim), padded(shape.head_dim_v))
-    usual = next((s for s in SCHEDULES if width <= s.head_dim), SCHEDULES[-1])
-    narrow = usual.head_dim == NARROW.head_dim and bool(spec.masks) and bounded(spec) is None
+    width, eight = max(padded(shape.head_dim), padded(shape.head_dim_v)), spec.precision.is_eight_bit
+    every = EIGHT_BIT_SCHEDULES if eight else SCHEDULES
+    usual = next((s for s in every if width <= s.head_dim), every[-1])
+    narrow = not eight and usual.head_dim == NARROW.head_dim and bool(spec.masks) and bounded(spec) is None
     known = (usual, NARROW) if narrow else (usual,)
     made = (p for schedule in known for p in _plans(schedule, spec, shape, target, pins, references, visits))
     yield from dict.fromkeys(made)
@@ -118,7 +135,8 @@ def _plans(
     if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
         usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
     whole = visits is not None and bool(visits.full or visits.must is not None)
-    if not whole and (visits is None or bounded(spec) is None):
+    eight = spec.precision.is_eight_bit
+    if eight or (not whole and (visits is None or bounded(spec) is None)):
         references = ("running",)
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
     consumers = tile_q // GROUP_ROWS
@@ -132,6 +150,7 @@ def _plans(
             max_registers=REGISTERS.get(consumers, 0), classed=classed,
             reference=reference, queries=usual.queries,
             apart=whole and reference in usual.apart,
+            scales="" if not eight else "block" if spec.precision.block else "whole",
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
             gather_bytes=read.gather, chain_bytes=read.chain,
         )  # fmt: skip
@@ -142,7 +161,7 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
     d, dv = plan.head_dim, plan.head_dim_v
     if not (target.caps.has_wgmma and target.caps.has_tma):
         yield "algorithm", "fa3", "fa2", f"fa3 needs matrix products of warp groups and TMA, which {target.name} lacks"
-    if plan.dtype not in ("bf16", "f16"):
+    if plan.dtype not in ("bf16", "f16") and not plan.scales:
         yield "dtype", plan.dtype, "bf16, f16", f"fa3 multiplies 16-bit types, not {plan.dtype}"
     if plan.loads != "descriptor":
         yield "loads", plan.loads, "descriptor", "fa3 loads by descriptor"
@@ -159,7 +178,11 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
         yield "head_dim", max(d, dv), WIDEST, f"head size {max(d, dv)}: the sums of fa3 hold {WIDEST} columns at most"
     if d % 16 or dv % 16:
         yield "head_dim", d if d % 16 else dv, "a multiple of 16", "fa3 takes head sizes that are multiples of 16"
+    if plan.scales and (d % STEP or dv % STEP):
+        yield "head_dim", d if d % STEP else dv, STEP, f"fa3 takes heads of 8 bits in multiples of {STEP} columns"
     outputs, buffers = pieces(dv), pieces(d)
+    if plan.scales:
+        return
     if len(outputs) > len(buffers) or any(o > b for o, b in zip(outputs, buffers, strict=False)):
         yield "head_dim_v", dv, d, f"the output of fa3 leaves through the buffer of Q: head_dim_v {dv} does not fit {d}"
 
@@ -169,10 +192,17 @@ def shared_bytes(plan: KernelPlan) -> int:
     size = ELEMENT_BYTES[plan.dtype]
     rows = plan.tile_q * plan.queries * padded(plan.head_dim)
     keys = plan.tile_k * plan.stages * (padded(plan.head_dim) + padded(plan.head_dim_v))
-    return (rows + keys) * size + ALIGNMENT
+    results = plan.tile_q * padded(plan.head_dim_v) * ELEMENT_BYTES["bf16"] if plan.scales else 0
+    return (rows + keys) * size + results + ALIGNMENT
+
+
+def value_columns(plan: KernelPlan) -> int:
+    """The widest part of a head's values: in 8 bits, sums of a tile stand beside all others."""
+    return WIDEST if not plan.scales or padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
 
 
 def registers(plan: KernelPlan) -> int:
     """Of a thread, for its sums, the scores of a tile, and the weights that are being multiplied."""
-    columns = padded(plan.head_dim_v) + plan.tile_k + plan.tile_k // 2
+    columns = padded(plan.head_dim_v) + plan.tile_k + plan.tile_k // (4 if plan.scales else 2)
+    columns += min(padded(plan.head_dim_v), value_columns(plan)) if plan.scales else 0
     return GROUP_ROWS * columns // (WARPS_GROUP * 32)

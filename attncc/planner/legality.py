@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from attncc.ir import LOOP_OF, KernelPlan, PassPlan
+from attncc.ir import EIGHT_BIT, LOOP_OF, KernelPlan, PassPlan
 from attncc.planner import hopper, hopper_backward, ladder_memory, registers, shared_memory
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.classes import MAX_HEAD_DIM
@@ -61,7 +61,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     for limit, value, known in (
         ("algorithm", plan.algorithm, tuple(BUILT)),
         ("loop", plan.loop, (LOOP_OF.get(plan.algorithm, "q_outer"),)),
-        ("dtype", plan.dtype, _dtypes(target)),
+        ("dtype", plan.dtype, _dtypes(plan, target)),
         ("products", plan.products, ("ieee", "tf32")),
         ("loads", plan.loads, ("pointer", "descriptor")),
         ("target", plan.target, (target.name,)),
@@ -77,9 +77,11 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     return found
 
 
-def _dtypes(target: Target) -> tuple[str, ...]:
-    """float64 is the CPU program's alone."""
-    return tuple(d for d in shared_memory.ELEMENT_BYTES if d != "f64" or not target.is_gpu)
+def _dtypes(plan: KernelPlan, target: Target) -> tuple[str, ...]:
+    """float64 is the CPU program's alone, 8 bits the forward kernels' of warp groups."""
+    eight = target.is_gpu and plan.algorithm == "fa3" and plan.direction == "forward"
+    known = (d for d in shared_memory.ELEMENT_BYTES if d not in EIGHT_BIT or eight)
+    return tuple(d for d in known if d != "f64" or not target.is_gpu)
 
 
 def _sizes(plan: KernelPlan) -> list[Violation]:

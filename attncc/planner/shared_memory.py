@@ -15,7 +15,7 @@ from math import gcd
 from attncc.ir import KernelPlan, pieces
 from attncc.targets import Target
 
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f8e4m3": 1, "f8e5m2": 1}
 WHOLE = ("tcgen05", "fma")  # where the scores go to the layout of a narrow read, not the read to that of the scores
 DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
 IN_HALVES = (3, 7)  # the Triton that began to pass a tile from a layout to another in parts where that goes

@@ -15,7 +15,8 @@ from attncc.errors import shown_number
 from attncc.ir import AttentionSpec, Param
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
-EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # of which a call quantises its inputs
+EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # which kernels take
+NAMES = {**DTYPES, **EIGHT_BIT}
 ELEMENTS = {
     "bit": torch.int32, "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
     "i64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,

@@ -277,7 +277,7 @@ class Attention:
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
         shape = planner.bucket_of(Shape(
             sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
-            arguments.DTYPES[q.dtype],
+            arguments.NAMES[q.dtype],
         ))  # fmt: skip
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
         kind = self._kinds.get((place, shape)) or self._kind(place, shape)

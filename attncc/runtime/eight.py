@@ -77,8 +77,8 @@ class EightBit(Attention):
 
     def of(self, x: Quantised, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """out and lse: in bfloat16 on a GPU, in float32 on a CPU."""
-        if not x.q.is_cuda:
-            return self.plain.run(*x.dequantised(), given)
+        if not x.q.is_cuda or not x.k.shape[2]:  # without keys there is nothing that a kernel could load
+            return self.plain.run(*x.dequantised(torch.bfloat16 if x.q.is_cuda else torch.float32), given)
         scales = zip(SCALES, (x.q_scales, x.k_scales, x.v_scales), strict=True)
         return self.fed.run(x.q, x.k, x.v, {**given, **dict(scales)})
 
@@ -102,7 +102,8 @@ class Fed(Attention):
 
     def __init__(self, parsed: Parsed, consts: Mapping[str, int]) -> None:
         super().__init__(parsed, consts)
-        self._tensors = {**{name: name for name in SCALES}, **self._tensors}
+        self._tensors = {**{name: name.removeprefix("_") for name in SCALES}, **self._tensors}
+        self._same_names = False
 
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         mine = {n: x for n, x in given.items() if n not in SCALES}

@@ -81,10 +81,16 @@ def quantize(
 def quantised(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> Quantised:
     """`quantize` as a spec's precision says, of checked tensors."""
     inputs, rotated = precision.inputs or "", precision.rotates
-    (q8, qs), (k8, ks) = (_side(x, precision, rotated) for x in (q, k))
-    v8, vs = _side(v, precision, False)
     assert inputs in EIGHT_BIT
-    return Quantised(q8, k8, turned(v8), qs, ks, vs, rotated)
+    if q.is_cuda:
+        from attncc.runtime.quantise_kernel import on_gpu
+
+        (q8, qs), (k8, ks) = (on_gpu(x, precision, rotated, False) for x in (q, k))
+        v8, vs = on_gpu(v, precision, False, True)
+    else:
+        (q8, qs), (k8, ks), (v8, vs) = (_side(x, precision, rotated and x is not v) for x in (q, k, v))
+        v8 = turned(v8)
+    return Quantised(q8, k8, v8, qs, ks, vs, rotated)
 
 
 def turned(v: Tensor) -> Tensor:
@@ -98,12 +104,12 @@ def turned(v: Tensor) -> Tensor:
 
 def rotation(size: int, device: torch.device | str = "cpu") -> Tensor:
     """The orthogonal matrix [size, size], float32, by which rows of q and k are multiplied."""
-    signs, lengths = _rotation(size)
+    signs, lengths = rotation_parts(size)
     return (signs * lengths).to(device)
 
 
 @lru_cache(maxsize=64)
-def _rotation(size: int) -> tuple[Tensor, Tensor]:
+def rotation_parts(size: int) -> tuple[Tensor, Tensor]:
     """Entries -1, 0 and 1, and each column's length: Hadamard matrices of powers of two along the diagonal."""
     made, at = torch.zeros(size, size), 0
     lengths = torch.empty(size)
@@ -127,10 +133,6 @@ def signs(size: int) -> Tensor:
 
 def _side(x: Tensor, precision: Precision, rotated: bool) -> tuple[Tensor, Tensor]:
     """Elements in the shape of x, and scales [B, H, m]."""
-    if x.is_cuda:
-        from attncc.runtime.quantise_kernel import on_gpu
-
-        return on_gpu(x, precision, rotated)
     b, h, n, d = x.shape
     blocks = x.float()
     if n % BLOCK or not n:
@@ -161,7 +163,7 @@ def _largest(blocks: Tensor) -> Tensor:
 
 def _rotated(blocks: Tensor) -> Tensor:
     d = blocks.shape[-1]
-    matrix, lengths = _rotation(d)
+    matrix, lengths = rotation_parts(d)
     exponent = torch.frexp(_largest(blocks)).exponent.clamp(min=LEAST_EXPONENT)[..., None, None]
     whole = torch.ldexp(blocks, BITS - exponent).round()
     return torch.ldexp((whole @ matrix) * lengths, exponent - BITS)
