@@ -85,8 +85,6 @@ def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
     if spec.softmax.policy not in SEEN:
         return "fa3 was not seen right on a GPU with such weights since its kernel changed"
-    if has_key_mask(spec):
-        return "fa3 was not seen right on a GPU yet where keys alone decide a part of the mask"
     read = operands(spec)
     beside = read.pair or read.bits or read.gather or read.chain
     return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""

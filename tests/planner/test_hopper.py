@@ -84,7 +84,7 @@ def test_a_refusal_says_why(name, sizes, words):
         ("document", "fa3"),
         ("block_sparse", "fa2"),
         ("tree", "fa2"),
-        ("padding", "fa2"),
+        ("padding", "fa3"),
         ("sigmoid", "fa3"),
         ("retnet", "fa2"),
         ("causal_dropout", "fa3"),
