@@ -256,7 +256,8 @@ def tidied(form: Any, s: Sizes) -> Any:
     rest = sympy.expand(rest).subs(s.heads, row / (s.batch * s.q_len)).subs(s.kv_heads, key / (s.batch * s.k_len))
     found = sympy.Integer(0)
     for unit, whole in ((pair, s.pairs), (row, s.rows), (key, s.keys)):
-        found += whole * sympy.factor_terms(sympy.expand(rest).coeff(unit, 1))
+        part = sympy.expand(rest).coeff(unit, 1)
+        found += whole * min(sympy.factor_terms(part), sympy.factor(part), key=lambda form: len(str(form)))
     return found
 
 
@@ -277,7 +278,7 @@ def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
         if number is None or taken == number.distinct:
             found += stream.distinct
         else:
-            found += stream.loaded if taken == number.loaded else stream.loaded / stream.readers
+            found += stream.loaded if taken == number.loaded else stream.distinct + stream.again
     return found
 
 

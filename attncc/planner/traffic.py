@@ -14,7 +14,7 @@ from typing import Any
 STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
 SCORE = 4  # of a pair that standard attention writes
 SUM = 4  # of an output that is still being summed up
-HELD = 0.65  # of the L2 that one kernel's streams can count on, the rest passing through: assumed, not yet counted
+HELD = 0.65  # of the L2 that one kernel's streams can count on, the rest passing through: see results/io.json
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,15 @@ class Stream:
         return bool(self.alive <= HELD * l2_bytes)
 
     def from_memory(self, l2_bytes: int) -> Any:
-        """What an L2 of this size leaves to the memory: each byte once where it holds what is alive, else each load
-        once for all programs that walk in step."""
+        """What an L2 of this size leaves to the memory: each byte once, and where it does not hold what is alive, each
+        further load once for all programs that walk in step."""
         once = min(self.distinct, self.loaded)
-        return once if self.held(l2_bytes) else max(once, self.loaded / self.readers)
+        return once if self.held(l2_bytes) else once + max(0, self.again)
+
+    @property
+    def again(self) -> Any:
+        """Loads of what was loaded before, one for all programs in step."""
+        return (self.loaded - self.distinct) / self.readers
 
 
 @dataclass(frozen=True)
