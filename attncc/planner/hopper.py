@@ -81,6 +81,10 @@ def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
     if visits is not None and visits.listed:
         return "a mask's tiles are listed one by one, and fa3's are too large for such masks"
+    if spec.precision.is_eight_bit:
+        return (
+            "fa3 was not seen right on a GPU with 8-bit inputs yet; `schedule { algorithm fa3 }` takes it none the less"
+        )
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
     if spec.softmax.policy not in SEEN:

@@ -174,9 +174,12 @@ def _hopper(
 ) -> list[tuple[KernelPlan, tuple[Violation, ...]]]:
     """Warp-specialised kernels and what speaks against each: the usual schedules of the head size, changed by what is
     pinned. They are for long queries on hardware that was measured, where nothing is pinned that is not theirs."""
-    eight = spec.precision.is_eight_bit and schedule.algorithm is None  # which no other kernel multiplies
-    pinned = (schedule.algorithm == "fa3" or eight) and target.is_gpu
-    if not pinned and (schedule != Schedule() or shape.q_len < LONG or "fa3" not in efficiency.algorithms(target)):
+    pinned = schedule.algorithm == "fa3" and target.is_gpu
+    eight = (
+        spec.precision.is_eight_bit and schedule.algorithm is None and target.is_gpu
+    )  # no other kernel multiplies it
+    usual = schedule == Schedule() and shape.q_len >= LONG and "fa3" in efficiency.algorithms(target)
+    if not (pinned or eight or usual):
         return []
     dtype = spec.precision.inputs or shape.dtype
     plans = hopper.plans(spec, shape, target, schedule, references(spec, dtype, target, visits), visits)

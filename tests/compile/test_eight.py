@@ -31,7 +31,7 @@ MANY = [
 
 
 def planned(text: str, precision: str, size: int, inputs: str = "f8e4m3", goal: str = "sm_90"):
-    spec = parse(f"{text} precision {{ inputs {inputs} {precision} }}").spec
+    spec = parse(f"{text} precision {{ inputs {inputs} {precision} }} schedule {{ algorithm fa3 }}").spec
     visits = kernel_visits(spec, forward=True)
     return spec, choose(spec, Shape(head_dim=size, head_dim_v=size), target(goal), visits).plan
 
@@ -91,3 +91,10 @@ def test_arguments():
 def test_refusals(text, size, goal, said):
     with pytest.raises(PlanError, match=said):
         planned(text, "", size, goal=goal)
+
+
+def test_it_is_taken_where_it_is_asked_for():
+    """Until it was seen right on a GPU."""
+    spec = parse(f"{CAUSAL} precision {{ inputs f8e4m3 }}").spec
+    with pytest.raises(PlanError, match=r"with 8-bit inputs yet; `schedule \{ algorithm fa3 \}` takes it"):
+        choose(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))
