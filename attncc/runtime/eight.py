@@ -45,7 +45,9 @@ class EightBit(Attention):
         self, x: Quantised, *, return_lse: bool = False, dtype: torch.dtype = torch.bfloat16, **given: Any
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """out [B, H, Q, D_v] in `dtype`, and with `return_lse` the lse, of inputs that attncc.quantize gave with the
-        settings of this spec; parameters by name. No gradients."""
+        settings of this spec; parameters by name. No gradients. TypeError for anything else."""
+        if not isinstance(x, Quantised):
+            raise TypeError(f"x is what attncc.quantize gives, and is of type {type(x).__name__}")
         precision = self.spec.precision
         if x.rotated != precision.rotates or arguments.EIGHT_BIT[x.q.dtype] != precision.inputs:
             raise ValueError(f"these inputs were quantised otherwise than {self.name} says")

@@ -133,6 +133,8 @@ def test_refusals():
     given = calls()
     with pytest.raises(ValueError, match="quantised otherwise"):
         eight.quantised(attncc.quantize(*given, rotate="none"))
+    with pytest.raises(TypeError, match=r"x is what attncc\.quantize gives, and is of type int"):
+        eight.quantised(3)
     with pytest.raises(ValueError, match=r"scales must be one of .*, and is 'per_block\(64\)'"):
         attncc.quantize(*given, scales="per_block(64)")
     with pytest.raises(TypeError, match="k must be a float tensor"):

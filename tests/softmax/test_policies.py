@@ -144,6 +144,20 @@ def test_equal_scores_share_a_row():
         assert torch.allclose(out, v.mean(-2, keepdim=True).expand(out.shape), atol=1e-5), policy
 
 
+@pytest.mark.parametrize("policy", ["sparsemax", "entmax(1.5)"])
+def test_tiles_that_the_mask_leaves_out_have_no_threshold(policy):
+    """k % 512 < 4 keeps nothing of the second tile of keys; a mask that keeps nothing at all leaves none."""
+    q, (k, v) = torch.randn(1, 1, 4, 8), (torch.randn(1, 1, 300, 8) for _ in range(2))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    few = attncc.compile(f"attention a {{ mask k % 512 < 4 softmax {policy} }}")
+    near = attncc.compile(f"attention a {{ softmax {policy} }}")(q, k[:, :, :4], v[:, :, :4])
+    found, want = (torch.autograd.grad(x.square().sum(), leaves) for x in (few(q, k, v), near))
+    assert torch.allclose(few(q, k, v), near, atol=1e-6)
+    assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(found, want, strict=True))
+    none = attncc.compile(f"attention a {{ mask k % 8 > 100 - q_len softmax {policy} }}")
+    assert none(q, k[:, :, :6], v[:, :, :6]).count_nonzero() == 0
+
+
 def test_a_pair_without_a_weight_is_excluded():
     q, k, v = (torch.zeros(1, 1, 2, 8) for _ in range(3))
     q[..., 0] = k[..., 0, 0] = 4.0
