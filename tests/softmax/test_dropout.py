@@ -169,7 +169,8 @@ def test_in_a_graph_with_gradients(seed):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "spelled"), [("", "tl.full([], rate"), ("schedule { algorithm fa3 }", "gl.to_tensor(rate)")]
+    ("schedule", "spelled"),
+    [("schedule { algorithm fa2 }", "tl.full([], rate"), ("schedule { algorithm fa3 }", "gl.to_tensor(rate)")],
 )
 def test_a_let_may_give_the_probability(schedule, spelled):
     attn = attncc.compile(f"attention a(p: float) {{ let rate = p * 0.5 + 0.01 * p dropout rate }} {schedule}")
