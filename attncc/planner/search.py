@@ -24,9 +24,7 @@ TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
-# Of the PyTorch program, by the wider head: large enough that its operators outweigh Python, and what the backward pass
-# holds of a head below 8 bytes for each of 65536 rows.
-CPU_TILES = {64: (128, 128), 128: (64, 128), 256: (64, 64), 512: (32, 64)}
+CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
 SHOWN = 12  # rejected plans of each kind that a Choice carries
 
 
@@ -162,9 +160,8 @@ def _tiles(
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
-        width = max(shape.head_dim, shape.head_dim_v)
-        tile_q, tile_k = next(tiles for most, tiles in CPU_TILES.items() if width <= most or most == max(CPU_TILES))
-        choices = ([t for t in rows if t <= tile_q][:1], (tile_k,), (1,), (1,))
+        rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
+        choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
     elif algorithm in ladder.ALGORITHMS:
         for known in ladder.schedules(algorithm, spec, shape, target, rows[0]):
             yield from product(*map(_pinned, pins, ((one,) for one in known)))
