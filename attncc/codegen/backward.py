@@ -86,7 +86,6 @@ class PassView:
     scale_first: bool = True
     weighing: tuple[str, ...] = ()
     statistics: bool = True  # of rows: their lse and delta
-    exponential: bool = True  # weights are exp(score - lse)
     tilted: bool = False  # the entropy of rows has a gradient
     mean_lines: tuple[str, ...] = ()  # of sparse weights: what a row's delta is summed up from, in a walk of its own
     program_lines: tuple[str, ...] = ()
@@ -285,7 +284,7 @@ class Builder:
         return replace(
             self._view(kernel, args, own),
             scale_lines=scale, scale_first=not folds, weighing=found.weighing,
-            dropout=dropout, statistics=rule.statistic, exponential=rule.exponential,
+            dropout=dropout, statistics=rule.statistic,
             mean_lines=found.mean if which == "dq" else (),
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,

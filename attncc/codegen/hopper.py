@@ -101,7 +101,7 @@ class HopperView:
     ahead: bool  # the wait for the next keys ends the block of instructions that makes weights
     results: tuple[Result, ...]
     depth: int  # columns that a product takes at a time
-    element_bytes: int
+    packed: int  # elements of it that a register has
     eight: EightBit | None
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
@@ -133,7 +133,7 @@ def hopper_view(
         last="(ENOUGH << mine_of)" if whole_reach else "LAST",
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
         ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded") or bool(plan.scales),
-        depth=32 // size, element_bytes=size, eight=_eight_bit(plan, view),
+        depth=32 // size, packed=4 // size, eight=_eight_bit(plan, view),
         key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
         together=TOGETHER if plan.head_dim > NARROW else 0,
     )  # fmt: skip

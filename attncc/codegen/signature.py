@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen.parts import split
 from attncc.ir import AttentionSpec, KernelPlan, Param
-from attncc.planner.hopper import value_columns
+from attncc.planner.hopper import WIDEST, value_columns
+from attncc.planner.shared_memory import ELEMENT_BYTES
 
 CONSUMER_ROWS = 64  # rows of a warp group, the least that its matrix instruction takes
 
@@ -105,37 +106,23 @@ def _tensors(spec: AttentionSpec, plan: KernelPlan, pointer: str) -> list[Argume
 
 
 def _hopper_tensors(plan: KernelPlan) -> list[Argument]:
-    """Q, K, V and Out by TMA, for each part of a head: tiles of a consumer's rows, or of keys."""
-    if plan.scales:
-        return _eight_bit_tensors(plan)
-    made = []
-    for name, size, rows in (("q", plan.head_dim, CONSUMER_ROWS), ("k", plan.head_dim, plan.tile_k),
-                             ("v", plan.head_dim_v, plan.tile_k), ("out", plan.head_dim_v, CONSUMER_ROWS)):  # fmt: skip
-        for part in split(size, ""):
-            layout = f"NVMMASharedLayout(swizzle_byte_width={min(128, 2 * part.size)}, element_bitwidth=16, rank=4)"
-            type_ = f"tensordesc<{POINTEES[plan.dtype]}[1, 1, {rows}, {part.size}],{layout}>"
-            owner = "output" if name == "out" else "call"
-            value = f"described({name}, {rows}, {part.size})"
-            made.append(Argument(name.capitalize() + part.tag, type_, "descriptor", owner, value))
-    return made
-
-
-def _eight_bit_tensors(plan: KernelPlan) -> list[Argument]:
-    """The same of 8-bit inputs: V has a column's keys side by side, and the output 16 bits."""
-    made, widest = [], value_columns(plan)
+    """Q, K, V and Out by TMA, for each part of a head: tiles of a consumer's rows, or of keys. Of 8-bit inputs V has a
+    column's keys side by side, and the output 16 bits."""
+    made, most, eight = [], value_columns(plan), bool(plan.scales)
     every = (
-        ("q", plan.head_dim, CONSUMER_ROWS, 512), ("k", plan.head_dim, plan.tile_k, 512),
-        ("v", plan.head_dim_v, 0, widest), ("out", plan.head_dim_v, CONSUMER_ROWS, widest),
+        ("q", plan.head_dim, CONSUMER_ROWS, WIDEST), ("k", plan.head_dim, plan.tile_k, WIDEST),
+        ("v", plan.head_dim_v, plan.tile_k, most), ("out", plan.head_dim_v, CONSUMER_ROWS, most),
     )  # fmt: skip
-    for name, size, rows, most in every:
-        for part in split(size, "", most):
-            tile = (rows, part.size) if rows else (part.size, plan.tile_k)
-            element, bits = ("bf16", 16) if name == "out" else (POINTEES[plan.dtype], 8)
-            swizzle = min(128, tile[1] * bits // 8)
-            layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=4)"
-            type_ = f"tensordesc<{element}[1, 1, {tile[0]}, {tile[1]}],{layout}>"
-            value = f"described({name}, {tile[0]}, {tile[1]})"
+    for name, size, rows, widest in every:
+        element = "bf16" if eight and name == "out" else plan.dtype
+        width = ELEMENT_BYTES[element]
+        for part in split(size, "", widest):
+            tile = (part.size, rows) if eight and name == "v" else (rows, part.size)
+            swizzle = min(128, width * tile[1])
+            layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={8 * width}, rank=4)"
+            type_ = f"tensordesc<{POINTEES[element]}[1, 1, {tile[0]}, {tile[1]}],{layout}>"
             owner = "output" if name == "out" else "call"
+            value = f"described({name}, {tile[0]}, {tile[1]})"
             made.append(Argument(name.capitalize() + part.tag, type_, "descriptor", owner, value))
     return made
 

@@ -135,7 +135,8 @@ class KernelView:
     torch_dtype: str
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
-    dtype_pair: str = ""  # two of the 16-bit elements, as PTX calls them
+    element: str = ""  # of q, k and v, as Triton and PyTorch call it
+    dtype_pair: str = ""  # two of them, as PTX calls them
     logistic: str = ""  # of sigmoids that a kernel makes itself: what their exponents have beside the score
     hopper: HopperView | None = None
     reports: tuple[str, ...] = ()  # of rows, beside their lse
@@ -225,7 +226,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
     rule, logistic = normaliser(spec), plan.reference == "none"
-    sink, weighing, offset = ("", (), _logistic(spec, lowering)) if logistic else _weighing(spec, lowering)
+    offset = _logistic(spec, lowering) if logistic else Offset()
+    sink, weighing = ("", ()) if logistic else _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
     weight_lines = lowering.take("pair")
@@ -260,7 +262,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         fixed=lowering.text(rule.fixed, TERM) if rule.fixed else "", weighing_lines=weighing_lines,
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
         program_lines=(*lowering.take("program"), scale_line, *shared, *offset.of_all), row_lines=row_lines,
-        own_lines=lowering.take("row" if visits.outer == "q" else "key"),
+        own_lines=lowering.take("row" if visits.outer == "q" else "key"), element=TORCH_TYPES[plan.dtype],
         score_lines=score_lines, scores=scores, shift=shift, scale_first=not (folds or scaled), scale_last=folds,
         weight=weight, weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows,
         mask_lines=mask_lines, mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits,
@@ -369,7 +371,7 @@ def _key_mask(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> tupl
     return text, follows and not by_key and plan.reference == "first_tile"
 
 
-def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...], Offset]:
+def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, ...]]:
     """The sink, and what turns a score into its weight: right sides of statements, each after the first of p."""
     rule, made = normaliser(spec), []
     sink = lowering.text(rule.sink, TERM) if rule.sink is not None else ""
@@ -377,4 +379,4 @@ def _weighing(spec: AttentionSpec, lowering: Lowering) -> tuple[str, tuple[str, 
         made.append(score_text(lowering, stage))
         lowering.names["s"] = "p"
     lowering.names["s"] = "s"
-    return sink, tuple(made), Offset()
+    return sink, tuple(made)

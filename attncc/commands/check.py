@@ -74,6 +74,9 @@ def command(
     with progress() as line:
         line.stage(f"checking {parsed.spec.name} on {device}")
         if parsed.spec.precision.is_eight_bit:
+            if differences:
+                raise RequestError("--differences compares gradients, which check does not look at with 8-bit inputs")
+            refuse(laid_out(parsed, layout))
             _eight_bit(parsed.spec, device, seeds, values.scalars, as_json)
             return
         from attncc.runtime.check import SEEDS, check

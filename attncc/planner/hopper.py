@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from attncc.analysis.bounded import bounded
 from attncc.ir import SUM, AttentionSpec, KernelPlan, Op, Shape, Visits, names, pieces, walk
 from attncc.ir import Schedule as Pins
+from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.operands import has_key_mask, operands
 from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES, padded
 from attncc.targets import Target
@@ -200,7 +201,9 @@ def shared_bytes(plan: KernelPlan) -> int:
 
 def value_columns(plan: KernelPlan) -> int:
     """The widest part of a head's values: in 8 bits, sums of a tile stand beside all others."""
-    return WIDEST if not plan.scales or padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
+    if not plan.scales:
+        return MAX_HEAD_DIM
+    return WIDEST if padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
 
 
 def registers(plan: KernelPlan) -> int:

@@ -66,8 +66,9 @@ def choose(
     slower = [
         (p, f"predicted {ms / best:.2f} times the time{_why(p, target, spread)}") for ms, p in timed[1 : SHOWN + 1]
     ]
-    unfit = sorted(((p, _worst(f)) for p, f in judged if f), key=lambda pair: pair[1].excess)
-    unfit.sort(key=lambda pair: pair[1].limit != "algorithm")  # what another algorithm lacks comes first
+    unfit = sorted(  # what another algorithm lacks comes first
+        ((p, _worst(f)) for p, f in judged if f), key=lambda pair: (pair[1].limit != "algorithm", pair[1].excess)
+    )
     rejected = (*slower, *((p, v.sentence) for p, v in unfit[:SHOWN]))
     return Choice(plan, rejected, costs(plan, shape, target, spread=spread))
 
@@ -173,11 +174,10 @@ def _hopper(
     spec: AttentionSpec, shape: Shape, target: Target, schedule: Schedule, visits: Visits | None
 ) -> list[tuple[KernelPlan, tuple[Violation, ...]]]:
     """Warp-specialised kernels and what speaks against each: the usual schedules of the head size, changed by what is
-    pinned. They are for long queries on hardware that was measured, where nothing is pinned that is not theirs."""
+    pinned. They are for long queries on hardware that was measured, where nothing is pinned that is not theirs; 8-bit
+    inputs have no other kernel."""
     pinned = schedule.algorithm == "fa3" and target.is_gpu
-    eight = (
-        spec.precision.is_eight_bit and schedule.algorithm is None and target.is_gpu
-    )  # no other kernel multiplies it
+    eight = spec.precision.is_eight_bit and schedule.algorithm is None and target.is_gpu
     usual = schedule == Schedule() and shape.q_len >= LONG and "fa3" in efficiency.algorithms(target)
     if not (pinned or eight or usual):
         return []
