@@ -22,6 +22,9 @@ from tests.tuning.conftest import HERE
 TEXT = "attention small(window: int = 7, bias: f32[h] grad) { mask 0 <= q - k < window score s + bias[h] }"
 
 
+PARAMS = {"window": 9, "bias": torch.ones(2)}
+
+
 class Pretended:
     """The CPU program in the place of a plan's kernel, spoilt as `spoil` says."""
 
@@ -48,7 +51,14 @@ class Pretended:
 
     def gradients(self, ready, call, given):
         d_q, d_k, d_v, more = self.whole.gradients(ready, call, given)
-        return (d_q * 2 if self.spoil == "gradient" and call[0].shape[2] == 80 else d_q), d_k, d_v, more
+        self.calls += 1
+        if self.spoil == "gradient" and call[0].shape[2] == 80:
+            d_q = d_q * 2
+        if self.spoil in ("restless d_q", "restless d_k"):
+            d_q, d_k = (
+                x * (1 + 2.0**-10 * self.calls) if n in self.spoil else x for n, x in (("d_q", d_q), ("d_k", d_k))
+            )
+        return (d_q * self.calls if self.spoil == "wild d_q" else d_q), d_k, d_v, more
 
 
 class Clock:
@@ -68,8 +78,9 @@ class Clock:
 def tuned(device, tensors, monkeypatch):
     """tuned(spoils, times, passes): tunes with the i-th candidate spoilt by spoils[i], taking times[i] milliseconds."""
 
-    def run(spoils, times, passes=("forward",)):
-        attn, whole = attncc.compile(TEXT), attncc.compile(TEXT)
+    def run(spoils, times, passes=("forward",), text=TEXT, params=PARAMS, wider=1):
+        call = [x.repeat(1, 1, 1, wider) for x in tensors]
+        attn, whole = attncc.compile(text), attncc.compile(text)
         order: list[str] = []
 
         def having(self, choices, planned):
@@ -83,9 +94,8 @@ def tuned(device, tensors, monkeypatch):
         monkeypatch.setattr(Attention, "having", having)
         monkeypatch.setattr(tune.OnDevice, "_run", _remembering(tune.OnDevice._run))
         monkeypatch.setattr(tune, "JUDGED", {"heads": 2, "kv_heads": 2, "q_len": 30, "k_len": 40})
-        params = {"window": 9, "bias": torch.ones(2)}
-        whole(*tensors, **params)  # found for the CPU, before the tuned one is for the device
-        found = tune.tune(attn, *tensors, params, passes=passes, timer=Clock(lambda call: call.ms))
+        whole(*call, **params)  # found for the CPU, before the tuned one is for the device
+        found = tune.tune(attn, *call, params, passes=passes, timer=Clock(lambda call: call.ms))
         return attn, found
 
     return run
@@ -121,6 +131,17 @@ def test_passes_are_tuned_each_for_itself(tuned):
     backward = found.found["backward"].trials
     assert {"forward", "backward"} == set(found.found)
     assert all(t.candidate.plan.direction == "backward" for t in backward)
+
+
+@pytest.mark.parametrize(("spoil", "status"), [("restless d_q", search.OK), ("wild d_q", search.UNSTEADY),
+                                               ("restless d_k", search.UNSTEADY)])  # fmt: skip
+def test_a_plan_that_adds_in_any_order_may_round_otherwise_there(tuned, monkeypatch, spoil, status):
+    """Its dQ alone, and by no more than roundings; a plan that keeps an order may not."""
+    monkeypatch.setattr(tune.OnDevice, "_small", lambda self, tuned: [])
+    _, found = tuned([spoil, spoil], [1.0, 1.0], ("backward",), "attention plain { mask k <= q }", {}, wider=4)
+    trials = found.found["backward"].trials[:2]
+    assert [t.candidate.plan.sums for t in trials] == ["added", ""]
+    assert [t.status for t in trials] == [status, search.UNSTEADY]
 
 
 def test_passes_share_the_time(device, tensors, monkeypatch):
