@@ -114,6 +114,9 @@ def cases() -> list[Case]:
     found += [
         Case("fa2", "backward", 16, 16384), Case("fa2", "backward", 16, 32768), Case("fa2", "backward", 32, 32768, 64),
         Case("fa2", "backward", 8, 32768, 256), Case("fa2", "backward", 16, 32768, spec="causal"),
+        Case("fa2", "backward", 8, 32768, 64), Case("fa2", "backward", 32, 16384, 64),
+        Case("fa2", "backward", 8, 16384, 256), Case("fa2", "backward", 16, 32768, 256),
+        Case("fa3", "backward", 16, 32768), Case("fa3", "backward", 32, 32768, 64),
     ]  # fmt: skip
     return found
 

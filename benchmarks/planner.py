@@ -1,13 +1,14 @@
 """The planner's untuned first choice beside the fastest plan of a grid, in dense rows and variants, on this GPU.
 
     python benchmarks/planner.py [--out DIR] [--rows dense,variants] [--only TEXT,...] [--json NAME]
-        [--seconds SECONDS] [--every] [--algorithm NAME]
+        [--seconds SECONDS] [--every] [--rest FILE,...] [--algorithm NAME]
 
 The grid: every legal fa2 plan with 64 or 128 rows, 32, 64 or 128 keys, two to four stages, 4 warps (8 too, where there
 are 128 rows, with and without a cap on registers) and each reference of the exponentials; and every legal schedule of
-the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. Each is compared with float64,
-then timed; the first choice and the fastest of the grid are timed again in turns. Rows of one spec and head size share
-their kernels and are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
+the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. `--rest` leaves out plans that
+these records have times of, but for the first choice and the fastest of them. Each is compared with float64, then
+timed; the first choice and the fastest of the grid are timed again in turns. Rows of one spec and head size share their
+kernels and are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ WRONG = 1e-2  # relative error of a 16-bit result that is no rounding
 SMALL = 1280  # rows of a call that loads a kernel
 FINALISTS = 3  # of the grid, that meet the first choice
 Family = tuple[str, str, int]  # part, spec, head size
+Known = dict[str, dict[str, float]]  # milliseconds of plans by row
 
 
 def planned_of(family: Family) -> pipeline.Planned:
@@ -70,15 +72,31 @@ def usual(plan: KernelPlan) -> bool:
     return plan.tile_q >= 64 and plan.tile_k >= 32 and plan.stages >= 2 and (few or many)
 
 
+def rest(candidates: list[Candidate], known: list[dict[str, float]]) -> list[Candidate]:
+    """Those that have no time in one of these rows, behind the first choice, the first of each algorithm and its
+    fastest in each row. `known`: milliseconds of plans, a row each."""
+    named = {told(c): c for c in candidates}
+    firsts = {c.plan.algorithm: told(c) for c in reversed(candidates)}
+    kept = {told(candidates[0]), *firsts.values()}
+    for times in known:
+        for algorithm in firsts:
+            mine = [name for name in times if name in named and named[name].plan.algorithm == algorithm]
+            kept |= set(sorted(mine, key=lambda name: times[name])[:FINALISTS])
+    measured = set.intersection(*map(set, known))
+    return [c for n, c in named.items() if n in kept] + [c for n, c in named.items() if n not in kept | measured]
+
+
 class Contest:
     """Every plan of the grid in every row of a family."""
 
-    def __init__(self, family: Family, only: str, every: bool, algorithm: str) -> None:
+    def __init__(self, family: Family, only: str, every: bool, algorithm: str, known: Known) -> None:
         self.family, self.planned = family, planned_of(family)
         self.candidates = grid(self.planned, every, algorithm)
         self.attention = Attention(self.planned.parsed, self.planned.consts, tuned={})
         rows = forward.wanted({family[0]: forward.MADE[family[0]]}, family[0], only)
         self.rows = [row for _, _, row in rows if (row.spec, row.head_dim) == family[1:]]
+        if any(row.name in known for row in self.rows):
+            self.candidates = rest(self.candidates, [known.get(row.name, {}) for row in self.rows])
         self.times: dict[str, dict[Candidate, float]] = {row.name: {} for row in self.rows}
         self.wrong: list[str] = []
         self.compiled: dict[Candidate, Attention] = {}
@@ -145,10 +163,12 @@ def told(candidate: Candidate) -> str:
     return f"{p.algorithm} {p.tile_q}x{p.tile_k} s{p.stages} w{p.warps} {p.reference}{cap}{apart}"
 
 
-def contest(family: Family, only: str, every: bool, algorithm: str, workers: int, end: float, out: Any) -> None:
+def contest(
+    family: Family, only: str, every: bool, algorithm: str, known: Known, workers: int, end: float, out: Any
+) -> None:
     """A process of its own: results are put into `out`."""
     compiling = Workers(workers)
-    made, failed, left = Contest(family, only, every, algorithm), [], 0
+    made, failed, left = Contest(family, only, every, algorithm, known), [], 0
     try:
         waiting = [(c, compiling.submit(job_of(made.attention, made.planned, pipeline.FORWARD, c)))
                    for c in made.candidates]  # fmt: skip
@@ -193,11 +213,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing more is waited for")
     parser.add_argument("--workers", type=int, default=2, help="that compile for each spec and head size")
     parser.add_argument("--every", action="store_true", help="every plan that the planner ranks")
+    parser.add_argument("--rest", default="", metavar="FILE,...", help="records whose plans are not measured again")
     parser.add_argument("--algorithm", default="", help="plans of this one alone, beside the first choice")
     options = parser.parse_args()
     context, end = multiprocessing.get_context("spawn"), time.time() + options.seconds
     out, found = context.Queue(), families(options.rows, options.only)
-    chosen = options.only, options.every, options.algorithm, options.workers
+    known: Known = {}
+    for name in filter(None, options.rest.split(",")):
+        for row in records.rows(Path(options.out) / name):
+            known.setdefault(row["row"], {}).update(row["times"])
+    chosen = options.only, options.every, options.algorithm, known, options.workers
     running = [context.Process(target=contest, args=(family, *chosen, end, out)) for family in found]
     for process in running:
         process.start()
@@ -211,8 +236,8 @@ def main() -> None:
         results += rows
         for row in rows:
             print(shown(row), flush=True)
-        told_of = "every" if options.every else "usual"
-        records.write(Path(options.out) / options.json, results, grid=f"{told_of} {options.algorithm}".rstrip())
+        told_of = f"{'every' if options.every else 'usual'} {options.algorithm}".rstrip()
+        records.write(Path(options.out) / options.json, results, grid=told_of + (", rest" if known else ""))
     shares = [row["share"] for row in results if row["share"]]
     if shares:
         print(f"first choice / best: least {min(shares):.3f}, median {statistics.median(shares):.3f}, of {len(shares)}")

@@ -34,3 +34,16 @@ def test_a_row_is_told_with_its_share(bench):
         "share_fa2": None, "wrong": [], "failed": ["c"],
     }  # fmt: skip
     assert "0.950  2 of 3 plans; first a, best b 1.0000 ms; wrong 0, failed 1" in bench.shown(row)
+
+
+def test_the_rest_of_a_grid_is_what_no_record_has_with_the_fastest_of_each_algorithm(bench):
+    planned = bench.planned_of(("dense", "full", 64))
+    grid = bench.grid(planned, every=False)
+    names = {a: [bench.told(c) for c in grid if c.plan.algorithm == a] for a in ("fa2", "fa3")}
+    known = names["fa2"][:20] + names["fa3"]
+    times = {name: 1.0 + i for i, name in enumerate(reversed(known))}
+    found = [bench.told(c) for c in bench.rest(grid, [times, times])]
+    ahead = {names["fa3"][0], names["fa2"][0], *names["fa3"][-3:], *names["fa2"][17:20]}
+    assert found[0] == bench.told(grid[0]) and set(found[:8]) == ahead
+    assert found[8:] == names["fa2"][20:]
+    assert set(bench.rest(grid, [times, {}])) == set(grid)  # the second row has no times yet
