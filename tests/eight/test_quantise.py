@@ -98,7 +98,7 @@ def test_nan_stays_in_its_row():
 @pytest.mark.parametrize("rotate", ["hadamard", "none"])
 def test_a_call_is_that_of_dequantised_inputs(inputs, rotate):
     eight = attncc.compile(f"{CAUSAL} precision {{ inputs {inputs} rotate {rotate} }}")
-    plain, slopes = attncc.compile(CAUSAL), torch.rand(4) / 10
+    plain, slopes = attncc.compile(CAUSAL), torch.linspace(0.01, 0.1, 4)
     given = [x.requires_grad_() for x in calls()]
     near = attncc.quantize(*(x.detach() for x in given), inputs=inputs, rotate=rotate)
     leaves = [x.requires_grad_() for x in near.dequantised()]
@@ -111,8 +111,8 @@ def test_a_call_is_that_of_dequantised_inputs(inputs, rotate):
     (out * d).sum().backward()
     (want * d).sum().backward()
     turn = rotation(64).T if rotate == "hadamard" else torch.eye(64)
-    for x, y in zip((*given, a), (leaves[0] @ turn, 0, 0, 0), strict=True):
-        assert x.grad is not None and torch.isfinite(x.grad).all() and y is not None
+    for x in (*given, a):
+        assert x.grad is not None and torch.isfinite(x.grad).all()
     for x, y, t in zip(given, leaves, (turn, turn, torch.eye(64)), strict=True):
         assert torch.allclose(x.grad, y.grad @ t, atol=1e-5, rtol=1e-5)
     assert torch.equal(a.grad, b.grad)
