@@ -22,7 +22,8 @@ from attncc.targets import target
 from tests.cases.random_calls import random_spec
 
 PINNED = "3.7.1"  # the version whose spills are known
-FEW_WORDS = 24  # bytes: what is put aside once around a loop, most by the warp that loads
+FEW_WORDS = 16  # bytes: what is put aside once around a loop, most by the warp that loads
+MORE_WORDS = {"row_bounds": 24}  # whose ranges are of tensors on both sides
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FEW = [("causal", 128, "bf16", False)]
 MANY = [
@@ -59,7 +60,7 @@ def check(folder: Path, name: str, d: int, dtype: str, deterministic: bool) -> N
     most = max(k.shared_bytes for k in found)
     assert most <= plan.shared_bytes <= 1.02 * most
     if triton.__version__ == PINNED:
-        assert all(k.spills <= FEW_WORDS for k in found)
+        assert all(k.spills <= MORE_WORDS.get(name, FEW_WORDS) for k in found)
 
 
 @pytest.mark.parametrize(("name", "d", "dtype", "deterministic"), FEW)
