@@ -81,9 +81,12 @@ def command(
         attncc bench window.attn --set window=256 --device cpu --dtype f32 --shape heads=4
     """
     from attncc import pipeline
+    from attncc.commands import chart
     from attncc.commands.contents import contents
     from attncc.runtime.machine import local_target
 
+    if plot:
+        chart.ready(Path(plot))
     here = local_target()
     chosen = device or ("cuda" if here else "cpu")
     if chosen == "cuda" and here is None:
@@ -95,15 +98,12 @@ def command(
     known = contents(planned.spec, planned.shape, planned.values, values.tensors)
     _tell_drawn(planned, dict(known.tensors))
     rows = _run(planned, dict(known.tensors), lengths, passes or BOTH, against, chosen, rounds)
-    if plot:
-        from attncc.commands.chart import save_times
-
-        save_times(rows, Path(plot), _title(planned, chosen))
     if as_json:
         say_json({"name": planned.spec.name, **_machine(chosen), "rows": [row.to_json() for row in rows]})
     else:
         _print(planned, rows, chosen)
     if plot:
+        chart.save_times(rows, Path(plot), _title(planned, chosen))
         tell(f"wrote {plot}")
     wrong = [row for row in rows if not row.right]
     if wrong:

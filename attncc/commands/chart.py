@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from attncc.runtime.bench import Row
 
 INCHES, DOTS = (6.0, 4.5), 150
+
+
+def ready(path: Path) -> None:
+    """EnvironmentFault where `save_times` could not end well: asked before anything is measured."""
+    _pyplot()
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "no permission" if path.parent.is_dir() else "there is no such folder"
+        raise EnvironmentFault(f"{path} cannot be written: {why}")
 
 
 def save_times(rows: Sequence[Row], path: Path, title: str) -> None:

@@ -100,6 +100,8 @@ def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
         ("standard", io["formulas"]["standard_hbm_bytes"]),
         ("", _letters(io["formulas"])),
         ("work", f"{amount(io['flops'], 'FLOP')}, {amount(io['exponentials'], '')} exponentials{over}"),
+        ("", f"{io['formulas']['flops']} operations, {io['formulas']['exponentials']} exponentials"),
+        *_shared(io),
         ("time", _time(io)),
     ]  # fmt: skip
     back = io["backward"]
@@ -109,6 +111,11 @@ def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("", f"{name}: {amount(own['hbm_bytes'], 'B')} = {own['formulas']['hbm_bytes']}")
                   for name, own in back["kernels"].items()]  # fmt: skip
     return lines
+
+
+def _shared(io: dict[str, Any]) -> list[tuple[str, str]]:
+    form = io["formulas"].get("shared_bytes")
+    return [("shared", f"{form}: {io['shared_bytes']:,} bytes of a block's shared memory")] if form else []
 
 
 def _letters(formulas: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from attncc.ir import SUM, AttentionSpec, KernelPlan, Op, Shape, Visits, names, 
 from attncc.ir import Schedule as Pins
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.operands import has_key_mask, operands
-from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES, padded
+from attncc.planner.shared_memory import ALIGNMENT, ELEMENT_BYTES, Tiles, padded, parts
 from attncc.targets import Target
 
 GROUP_ROWS = 64  # of a warp group
@@ -190,13 +190,11 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
         yield "head_dim_v", dv, d, f"the output of fa3 leaves through the buffer of Q: head_dim_v {dv} does not fit {d}"
 
 
-def shared_bytes(plan: KernelPlan) -> int:
-    """Q and K and V in all their buffers, and the barriers."""
-    size = ELEMENT_BYTES[plan.dtype]
-    rows = plan.tile_q * plan.queries * padded(plan.head_dim)
-    keys = plan.tile_k * plan.stages * (padded(plan.head_dim) + padded(plan.head_dim_v))
-    results = plan.tile_q * padded(plan.head_dim_v) * ELEMENT_BYTES["bf16"] if plan.scales else 0
-    return (rows + keys) * size + results + ALIGNMENT
+def shared_bytes(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
+    """Q and K and V in all their buffers, the output of 8-bit inputs, and the barriers."""
+    tiles = tiles_of(plan, target)
+    results = tiles.out * ELEMENT_BYTES["bf16"] if plan.scales else 0
+    return plan.queries * tiles.query + plan.stages * (tiles.key + tiles.value) + results + ALIGNMENT
 
 
 def value_columns(plan: KernelPlan) -> int:

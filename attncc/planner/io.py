@@ -13,20 +13,12 @@ from typing import Any
 
 from attncc.ir import KernelPlan, Shape
 from attncc.planner import timing, traffic
+from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
-from attncc.planner.shared_memory import (
-    ELEMENT_BYTES,
-    SWAPPED,
-    ahead_bytes,
-    matrix_unit,
-    padded,
-    parts,
-    passed_bytes,
-    phase_bytes,
-    phases,
-)
-from attncc.planner.traffic import Kernel, Sizes
+from attncc.planner.legality import BUILT
+from attncc.planner.shared_memory import ELEMENT_BYTES, SWAPPED, ahead_bytes, matrix_unit, padded, passed_bytes
+from attncc.planner.traffic import SUM, Kernel, Sizes
 from attncc.targets import Target
 
 KERNELS = {  # of the backward pass, by name and whether dV is made apart
@@ -283,19 +275,19 @@ def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
 
 
 def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
-    """Shared memory of the fullest moment of an fa2 kernel; None where nothing lies there."""
+    """Shared memory of the forward kernel that takes most, at its fullest moment; None on a CPU."""
     import sympy
 
-    d, dv, e, tq, tk = s.head_dim, s.head_dim_v, s.element, s.tile_q, s.tile_k
-    size = {
-        "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": tq * tk * e, "query_piece": tq * d * e,
-        "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "bytes": sympy.Integer(1),
-        "ahead": tq * tk * ahead_bytes(plan), "key_operand": tk * plan.key_bytes,
-        "passed": tq * tk * sympy.nsimplify(passed_bytes(plan, target)),
-        "swapped": sympy.Integer(SWAPPED * plan.warps * target.warp_size),
-    }  # fmt: skip
-    moments, tiles = phases(plan, target), parts(plan, target)
-    if not moments:
+    if not target.is_gpu:
         return None
-    fullest = max(moments, key=lambda m: phase_bytes(m, tiles))
-    return sum((n * size[what] for what, n in fullest.items() if phase_bytes({what: n}, tiles)), sympy.Integer(0))
+    d, dv, e, tq, tk = s.head_dim, s.head_dim_v, s.element, s.tile_q, s.tile_k
+    pairs, one = tq * tk, sympy.Integer(1)
+    form = {
+        "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": pairs * e, "query_piece": tq * d * e,
+        "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "out": tq * dv * e,
+        "sums": tq * dv * SUM, "pairs": pairs, "rows": tq, "ahead": pairs * ahead_bytes(plan),
+        "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_bytes(plan, target)),
+        "swapped": one * SWAPPED * plan.warps * target.warp_size, SINGLE: one,
+    }  # fmt: skip
+    taken = terms_of(BUILT[plan.algorithm](plan, target, named_parts))
+    return sum((sympy.Rational(n) * form[what] for what, n in taken.items() if n), sympy.Integer(0))

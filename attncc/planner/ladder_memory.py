@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.ir import KernelPlan, pieces
-from attncc.planner.shared_memory import ALIGNMENT, IN_HALVES, WORD, matrix_unit, mfma_passes, parts, triton_release
+from attncc.planner.shared_memory import (
+    ALIGNMENT,
+    IN_HALVES,
+    WORD,
+    Parts,
+    Tiles,
+    matrix_unit,
+    mfma_passes,
+    parts,
+    triton_release,
+)
 from attncc.targets import Target
 
 SCORE = 4  # bytes of a score or a sum in HBM
@@ -18,23 +28,23 @@ WHOLE = 8  # elements of a thread that pass at once
 MMA_ROWS = 16  # of a warp
 
 
-def standard_forward(plan: KernelPlan, target: Target) -> int:
+def standard_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
     """Of the kernel that takes most; 0 on a CPU."""
-    return max(standard_kernels(plan, target).values(), default=0)
+    return max(standard_kernels(plan, target, tiles_of).values(), default=0)
 
 
-def standard_kernels(plan: KernelPlan, target: Target) -> dict[str, int]:
+def standard_kernels(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> dict[str, int]:
     """Of each kernel, by its stage."""
     if not target.is_gpu:
         return {}
-    tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
-    factors, bare = tiles.weights + tiles.value, parts(replace(plan, dropout=False), target)  # scores drop nothing
-    stored = plan.tile_q * plan.tile_k * SCORE  # on its way from the product's layout to rows
+    tiles, unit, ahead = tiles_of(plan, target), matrix_unit(plan, target), plan.stages - 1
+    factors, bare = tiles.weights + tiles.value, tiles_of(replace(plan, dropout=False), target)  # scores drop nothing
+    stored = tiles.pairs * SCORE  # on its way from the product's layout to rows
     if unit == "wgmma":
         scores = tiles.query + (plan.stages * tiles.key + stored if ahead else max(tiles.key, stored))
         output = plan.stages * factors
     elif unit == "tcgen05":
-        scores = tiles.query + plan.stages * tiles.key + (plan.tile_q * plan.tile_k if ahead else 0) + ALIGNMENT
+        scores = tiles.query + plan.stages * tiles.key + (tiles.pairs if ahead else 0) + ALIGNMENT
         scores += bare.passed if plan.chain_bytes else 0
         output = plan.stages * factors + ALIGNMENT
     elif unit == "mfma":
@@ -43,17 +53,17 @@ def standard_kernels(plan: KernelPlan, target: Target) -> dict[str, int]:
     else:
         scores = tiles.query + max(tiles.key_piece, ahead * tiles.key + stored)
         output = max(max(ahead, 1) * factors, tiles.out_piece)
-    weights = plan.tile_q * plan.warps * WORD + tiles.passed
+    weights = tiles.rows * plan.warps * WORD + tiles.passed
     return {"scores": scores + tiles.key_operand, "weights": weights, "output": output}
 
 
-def fa1_forward(plan: KernelPlan, target: Target) -> int:
+def fa1_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
     """0 on a CPU."""
     if not target.is_gpu:
         return 0
-    tiles, unit, ahead = parts(plan, target), matrix_unit(plan, target), plan.stages - 1
-    kept, sums = tiles.key + tiles.value, max(_sums(plan, target), tiles.passed)
-    statistics = plan.tile_q * WORD  # of those of a row that run ahead, or are summed up across warps
+    tiles, unit, ahead = tiles_of(plan, target), matrix_unit(plan, target), plan.stages - 1
+    kept, sums = tiles.key + tiles.value, max(_sums(plan, target, tiles), tiles.passed)
+    statistics = tiles.rows * WORD  # of those of a row that run ahead, or are summed up across warps
     gathered = _gathered(plan, target, tiles.passed)
     if unit == "wgmma":
         taken = kept + (plan.stages * tiles.query + sums + ALIGNMENT if ahead else max(sums, tiles.query + gathered))
@@ -70,7 +80,7 @@ def fa1_forward(plan: KernelPlan, target: Target) -> int:
         taken = kept + max(ahead * (tiles.query + statistics) + max(sums, weights), tiles.query_piece + gathered)
     else:
         taken = kept + statistics + max(sums, tiles.weights, tiles.query_piece + gathered)
-    return taken + ahead * (tiles.ahead + plan.tile_q * plan.row_bytes) + tiles.key_operand
+    return taken + ahead * (tiles.ahead + tiles.rows * plan.row_bytes) + tiles.key_operand
 
 
 def _gathered(plan: KernelPlan, target: Target, passed: int) -> int:
@@ -80,11 +90,10 @@ def _gathered(plan: KernelPlan, target: Target, passed: int) -> int:
     return 0 if not plan.chain_bytes else passed // 2 if in_halves and many else passed
 
 
-def _sums(plan: KernelPlan, target: Target) -> int:
+def _sums(plan: KernelPlan, target: Target, tiles: Parts) -> int:
     """A piece of the output in float32; where several warps share out its columns, what of it passes at once, but all
     of it where no two warps have rows of their own."""
     columns = pieces(plan.head_dim_v)[0]
-    elements = plan.tile_q * columns
     if matrix_unit(plan, target) == "mma" and 2 * MMA_ROWS <= plan.tile_q < columns:
-        elements = min(elements, WHOLE * plan.warps * target.warp_size)
-    return elements * SCORE
+        return min(tiles.sums, WHOLE * plan.warps * target.warp_size * SCORE)
+    return tiles.sums

@@ -13,9 +13,9 @@ from attncc.planner.tangent_memory import fa2_tangent
 from attncc.targets import Target
 
 WHOLE = {"forward": shared_memory.fa2_forward, "tangent": fa2_tangent}  # directions of one kernel: its shared memory
-BUILT: dict[str, Callable[[KernelPlan, Target], int]] = {  # algorithms of the forward pass: its shared memory
+BUILT: dict[str, Callable[..., int]] = {  # algorithms of the forward pass: its shared memory
     "standard": ladder_memory.standard_forward, "fa1": ladder_memory.fa1_forward,
-    "fa2": shared_memory.fa2_forward, "fa3": lambda plan, target: hopper.shared_bytes(plan),
+    "fa2": shared_memory.fa2_forward, "fa3": hopper.shared_bytes,
 }  # fmt: skip
 MIN_TILE = 16  # the least side of a matrix product in Triton
 MAX_STAGES = 8
@@ -110,9 +110,11 @@ def _sizes(plan: KernelPlan) -> list[Violation]:
 
 def _needs(plan: KernelPlan, target: Target) -> Iterator[tuple[KernelPlan | PassPlan, int, int]]:
     """Each kernel, its bytes of shared memory, and the registers of a thread that it cannot do without."""
+    if plan.algorithm == "fa3" and plan.direction == "backward":
+        yield plan, hopper_backward.shared_bytes(plan), hopper_backward.registers(plan)
+        return
     if plan.algorithm == "fa3":
-        rules = hopper_backward if plan.direction == "backward" else hopper
-        yield plan, rules.shared_bytes(plan), rules.registers(plan)
+        yield plan, hopper.shared_bytes(plan, target), hopper.registers(plan)
         return
     if plan.direction in WHOLE:
         forward = BUILT[plan.algorithm] if plan.direction == "forward" else WHOLE[plan.direction]

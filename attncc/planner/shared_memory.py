@@ -7,6 +7,7 @@ there is one small formula for each. They were read off Triton 3.6 to 3.9's own 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -77,6 +78,13 @@ class Parts:
     key_operand: int
     passed: int  # what changes its layout on the way to the scores, or to the addresses of what they read
     swapped: int  # what a tile passes through on its way to another layout
+    out: int  # all pieces
+    sums: int  # of the output's widest piece, in float32
+    pairs: int  # a byte each, as of rows
+    rows: int
+
+
+Tiles = Callable[[KernelPlan, Target], Parts]
 
 
 def parts(plan: KernelPlan, target: Target) -> Parts:
@@ -92,7 +100,8 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         out_piece=plan.tile_q * piece_v * size,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
         passed=int(pairs * max(passed_bytes(plan, target), FLAG if plan.dropout else 0)),
-        swapped=SWAPPED * plan.warps * target.warp_size,
+        swapped=SWAPPED * plan.warps * target.warp_size, out=plan.tile_q * dv * size,
+        sums=plan.tile_q * piece_v * WORD, pairs=pairs, rows=plan.tile_q,
     )  # fmt: skip
 
 
@@ -160,21 +169,21 @@ def _swaps(plan: KernelPlan, target: Target) -> bool:
     return unit in ("wgmma", "mma") and plan.row_bytes > 0 and plan.tile_q == target.warp_size * plan.warps
 
 
-def fa2_forward(plan: KernelPlan, target: Target) -> int:
+def fa2_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
     """Shared memory of the forward kernel in bytes a block; 0 on a CPU. Where the mask reads at what it read, the loop
     over whole tiles, which leaves that out, has K and V more stages ahead."""
-    tiles = parts(plan, target)
+    tiles = tiles_of(plan, target)
     found = [phase_bytes(phase, tiles) for phase in phases(plan, target)]
     if plan.levels != plan.full_levels or plan.key_mask:
         full = replace(plan, levels=plan.full_levels, key_mask=False)
         if latency(full) > latency(plan) and target.is_gpu:
-            tiles = parts(full, target)
+            tiles = tiles_of(full, target)
             found += [phase_bytes(phase, tiles) for phase in _loops(full, target)]
     return max(found, default=0)
 
 
 def phase_bytes(phase: Phase, tiles: Parts) -> int:
-    return sum(n * (1 if what == "bytes" else int(getattr(tiles, what))) for what, n in phase.items())
+    return sum(n if what == "bytes" else n * getattr(tiles, what) for what, n in phase.items())
 
 
 def is_ahead(plan: KernelPlan, head_dim: int) -> bool:

@@ -71,6 +71,9 @@ def test_a_plot(program, monkeypatch):
     args = ("causal.attn", *SMALL, *HERE, "--against", "math", "--lengths", "16,32", "--plot", "times.png")
     assert program("bench", *args).status == 0
     assert Path("times.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("attncc.runtime.bench.sweep", lambda *a: pytest.fail("measured before"))
+    found = program("bench", *args[:-1], "nowhere/times.png")
+    assert found.status == 5 and "nowhere/times.png cannot be written: there is no such folder" in found.err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     found = program("bench", *args)
     assert found.status == 5 and "attncc[plot]" in found.err

@@ -3,10 +3,13 @@ from dataclasses import replace
 
 import pytest
 
+from attncc import frontend
+from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import backward_costs, backward_forms, choose, choose_backward, closed_forms, costs, sizes_of
 from attncc.planner.efficiency import MEASURED, efficiency, measured_rate
 from attncc.planner.io import all_tiles
+from attncc.planner.legality import BUILT
 from attncc.targets import TARGETS, target
 
 PLAN = KernelPlan("sm_90", "fa2", "q_outer", 128, 64, 2, 8, 128, 128, "bf16", shared_bytes=98304)
@@ -90,11 +93,28 @@ def test_closed_forms_are_the_numbers():
         for name, form in closed_forms(plan, target("sm_90"), sizes).items():
             value = form.subs({s: values[s.name] for s in form.free_symbols})
             if name == "shared_bytes":
-                from attncc.planner import shared_memory
-
-                assert value == shared_memory.fa2_forward(plan, target("sm_90"))
+                assert value == BUILT[plan.algorithm](plan, target("sm_90"))
             else:
                 assert int(value) == getattr(numbers, name)
+
+
+@pytest.mark.parametrize("algorithm", ["standard", "fa1", "fa2", "fa3"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("mask", ["", "mask k <= q", "mask k <= q score s + t[b, h, row, k]"])
+def test_the_formula_of_shared_memory_is_the_number(algorithm, dtype, mask):
+    text = f"attention a(t: f32[b, h, row, k]) {{ {mask} }} schedule {{ algorithm {algorithm} }}"
+    spec, seen = frontend.parse(text).spec, 0
+    for name in ("sm_80", "sm_90", "sm_100", "gfx942"):
+        for d in (64, 128):
+            try:
+                plan = choose(spec, Shape(head_dim=d, head_dim_v=d, dtype=dtype), target(name)).plan
+            except PlanError:
+                continue
+            values = {"d": d, "d_v": d, "T_q": plan.tile_q, "T_k": plan.tile_k, "e": {"bf16": 2, "f32": 4}[dtype]}
+            form = closed_forms(plan, target(name))["shared_bytes"]
+            assert form.subs({s: values[s.name] for s in form.free_symbols}) == plan.shared_bytes > 0
+            seen += 1
+    assert seen or (algorithm, dtype) == ("fa3", "f32")
 
 
 def test_numbers_need_no_sympy():
