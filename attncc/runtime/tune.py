@@ -240,7 +240,7 @@ class OnDevice:
                 results = [_tensors(run()) for _ in range(2)]
             loose = ANY_ORDER.get(candidate.plan.sums, set())
             unlike = {i for i, (a, b) in enumerate(zip(*results, strict=True)) if not _same(a, b)}
-            if unlike - loose or _differences(*results, self.call.q.dtype):
+            if unlike - loose or _differences(results[0], results[1], self.call.q.dtype):
                 raise Unsteady("equal calls gave different bits")
             if self._first is None:
                 self._first = results[0]
