@@ -210,8 +210,8 @@ def _plan(found: dict[str, Any], all_rejected: bool) -> list[tuple[str, str]]:
 def _pinned(plan: dict[str, Any]) -> str:
     if plan["target"] == "cpu":
         return "tiles hold for the CPU's program, which is one for all algorithms"
-    which = " of fa2, from the lse" if plan["algorithm"] in SCRATCH else ""
-    return f"of the forward pass; the backward pass has its own plan{which}"
+    recomputed = ", from the lse" if plan["algorithm"] in SCRATCH else ""
+    return f"of the forward pass; the backward pass has its own plan{recomputed}"
 
 
 def _backward(found: dict[str, Any]) -> str:
