@@ -120,9 +120,11 @@ class Meeting:
             self.hear(f"{self.call.shape.q_len}: {name}, {self.direction}, first call")
             found[name] = row = self._first(name, run)
             if row.refused is None and not isinstance(run, Refused):
-                ready[name] = self._timed(run)
+                ready[name] = partial(self._timed, run)
         self.hear(f"{self.call.shape.q_len}: timing, {self.direction}")
         times = in_turns(ready, self.call.q.device, self.rounds)
+        for name in ready.keys() - times.keys():
+            found[name] = replace(found[name], refused="out of memory beside the others")
         flops = self._flops
         for name, row in found.items():
             if name in times:
@@ -291,13 +293,19 @@ def machine(device: str) -> dict[str, Any]:
     return {"device": name, "torch": torch.__version__, "triton": triton.__version__, "attncc": attncc.__version__}
 
 
-def in_turns(calls: Mapping[str, Timed], device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call in each round, by name."""
+def in_turns(prepared: Mapping[str, Callable[[], Timed]], device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a call in each round, by name; without those that find no memory beside the others."""
     clock = _events if device.type == "cuda" else _wall
-    counts = {}
-    for name, call in calls.items():
-        clock(call, 1)
-        counts[name] = max(1, min(MOST, int(SPAN / max(clock(call, 1), 1e-3))))
+    calls, counts = {}, {}
+    for name, prepare in prepared.items():
+        try:
+            call = prepare()
+            clock(call, 1)
+            counts[name] = max(1, min(MOST, int(SPAN / max(clock(call, 1), 1e-3))))
+            calls[name] = call
+        except torch.OutOfMemoryError:
+            call = None
+            torch.cuda.empty_cache()
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

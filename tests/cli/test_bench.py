@@ -67,6 +67,27 @@ def test_numbers_beyond_their_bound_exit_4(program, monkeypatch):
         assert found.status == 4 and "1 results of causal are beyond their bounds" in found.err
 
 
+def test_who_finds_no_memory_beside_the_others_is_left_out(program, monkeypatch):
+    def unfused(call):
+        calls = []
+
+        def run(q, k, v):
+            calls.append(q)
+            if len(calls) > 1:  # the first is the one that is compared
+                raise torch.OutOfMemoryError("full")
+            return right(call)(q, k, v)
+
+        return run
+
+    right = peers._unfused
+    monkeypatch.setattr(peers, "_unfused", unfused)
+    found = rows(program, "causal.attn", *SMALL, "--against", "math,unfused", "--pass", "forward")
+    assert {r["who"]: r["refused"] for r in found} == {
+        "attncc": None, "math": None, "unfused": "out of memory beside the others",
+    }  # fmt: skip
+    assert all(r["ms"] for r in found if r["refused"] is None)
+
+
 def test_a_plot(program, monkeypatch):
     args = ("causal.attn", *SMALL, *HERE, "--against", "math", "--lengths", "16,32", "--plot", "times.png")
     assert program("bench", *args).status == 0
