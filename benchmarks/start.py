@@ -3,7 +3,8 @@
     python benchmarks/start.py [--specs causal,window] [--rounds 5] [--out DIR]
 
 Each is measured in new processes, on the GPU where there is one (after it has been woken), else on the CPU: once with
-empty caches, Triton's too, and then the median of several from them.
+empty caches, Triton's too, and then the median of several from them. What Python compiles of attncc's modules and
+templates is there, as after an installation and a first use: one process before all others sees to that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+PREPARING = "full"  # the spec of the process before all others
 PROGRAM = """
 import sys, time
 import torch
@@ -38,7 +40,7 @@ print(imported - start, time.perf_counter() - start, imported_work - work, time.
 
 def seconds(spec: Path, folder: Path) -> list[float]:
     """Of a new process: importing attncc, that and the first result; both once more in seconds of the processor."""
-    env = os.environ | {
+    env = {n: x for n, x in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"} | {
         "ATTNCC_CACHE_DIR": str(folder / "attncc"), "TRITON_CACHE_DIR": str(folder / "triton"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
@@ -53,6 +55,8 @@ def main() -> None:
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     options = parser.parse_args()
     rows = []
+    with tempfile.TemporaryDirectory() as made:
+        seconds(ROOT / "specs" / f"{PREPARING}.attn", Path(made))
     for name in options.specs.split(","):
         with tempfile.TemporaryDirectory() as made:
             spec, folder = ROOT / "specs" / f"{name}.attn", Path(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,10 @@ from attncc.codegen.layout import broken
 
 if TYPE_CHECKING:
     import jinja2
+
+OPTIONS: Mapping[str, Any] = {
+    "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "autoescape": False,
+}  # fmt: skip
 
 
 @cache
@@ -25,13 +30,13 @@ def template_root() -> Path:
 def environment() -> jinja2.Environment:
     import jinja2  # takes longer than all of ours, and a call whose kernel is in the cache does without
 
+    from attncc.codegen.bytecode import Templates
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_root()),
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+        bytecode_cache=Templates(OPTIONS),
+        **OPTIONS,
     )
 
 

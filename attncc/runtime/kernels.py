@@ -17,7 +17,7 @@ from attncc.runtime import headstart, specs, winners
 from attncc.runtime.cache import Cache, Entry
 from attncc.runtime.device import INTERPRETED_AS, INTERPRETER
 from attncc.runtime.keys import CallKey, Toolchain, key_digest, plain, toolchain
-from attncc.runtime.loader import load_module
+from attncc.runtime.loader import lasting, load_module
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
@@ -120,7 +120,8 @@ class Kernels:
     def _planned_route(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Route:
         if place[1] is not None:  # on a GPU that is here
             headstart.begin()
-        wanted = self._wanted(place, shape, int_bits, aligned)
+        with lasting():
+            wanted = self._wanted(place, shape, int_bits, aligned)
         return Route(wanted.choice.plan.algorithm, key_digest(pipeline.kernel_key(wanted, self.tools, False)))
 
     def _wanted(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> pipeline.Planned:
@@ -135,16 +136,18 @@ class Kernels:
         """The file for a call's tensors: `aligned` are those that TMA takes."""
         entry = self.cache.load("kernel", self.route(place, shape, int_bits, aligned).file)
         if entry is None:
-            wanted = self._wanted(place, shape, int_bits, aligned)
-            entry = pipeline.kernel(wanted, self.cache, self.tools, resources=False)
+            entry = self._file(self._wanted(place, shape, int_bits, aligned))
         return self._module(place[0], entry)
 
     def other(self, place: Place, planned: pipeline.Planned) -> ModuleType:
         """The file of another pass."""
-        return self._module(place[0], pipeline.kernel(planned, self.cache, self.tools, resources=False))
+        return self._module(place[0], self._file(planned))
+
+    def _file(self, planned: pipeline.Planned) -> Entry:
+        with lasting():
+            return pipeline.kernel(planned, self.cache, self.tools, resources=False)
 
     def _module(self, target: str, entry: Entry) -> ModuleType:
-        headstart.wait()
         known = (target, entry.digest)
         if known not in self._modules:
             file = next(name for name in entry.files if name.endswith(".py"))
@@ -158,4 +161,5 @@ class Kernels:
                 for kernel in own_kernels(module):
                     if Launcher.takes(entry.key["target"]["backend"]):
                         Launcher(kernel).attach()
+        headstart.wait()  # the launch asks the driver
         return self._modules[known]

@@ -33,7 +33,7 @@ class Held(InspectLoader):
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """For imports: what they make stays, and a collection of garbage in between would go through all of torch."""
+    """For what is made once and stays, as imports: a collection of garbage meanwhile would go through all of torch."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+from triton.compiler import ASTSource
 from triton.runtime import driver
-from triton.runtime.cache import triton_key
+from triton.runtime.cache import get_cache_key
 
 import attncc
 from attncc import pipeline
-from attncc.runtime import headstart, specs, winners
+from attncc.runtime import binaries, headstart, specs, winners
 from attncc.runtime.winners import Device
 
 TEXT = "attention first { mask k <= q }"
@@ -74,15 +79,75 @@ def test_so_it_is_while_a_new_text_is_read_where_a_gpu_is_in_use(tmp_path, monke
         assert begun == [True] * in_use
 
 
-def test_what_fails_beforehand_fails_where_it_is_needed(gpu, monkeypatch):
-    triton_key.cache_clear()
-    headstart._prepare()
-    assert triton_key.cache_info().currsize == 1
+@pytest.fixture
+def anew():
+    """As in a new process, here and afterwards."""
+    headstart.begin.cache_clear()
+    yield
+    headstart.begin.cache_clear()
 
+
+def test_what_fails_beforehand_fails_where_it_is_needed(gpu, anew, monkeypatch):
     def broken():
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(driver.active, "get_current_target", broken, raising=False)
-    headstart._prepare()
+    headstart.begin()
+    headstart.wait()
     with pytest.raises(RuntimeError, match="no driver"):
         call(attncc.compile(TEXT))
+
+
+def test_triton_does_not_hash_its_own_files(gpu, monkeypatch):
+    """Which takes up to a second; its own key stays what it is for others."""
+    monkeypatch.setattr("triton.runtime.cache.triton_key", refuse)
+    call(attncc.compile(TEXT))
+    assert gpu.launched == ["first_forward"]
+    with pytest.raises(AssertionError, match="nobody needs"):
+        get_cache_key(*[SimpleNamespace(hash=str)] * 3, {})
+    assert triton.compile.__globals__["get_cache_key"] is get_cache_key
+
+
+def test_where_triton_compiles_by_another_key_it_is_left_alone(monkeypatch):
+    assert binaries._by_version() is not triton.compile
+    monkeypatch.setattr(triton, "compile", lambda src: src)
+    assert binaries._by_version() is triton.compile
+
+
+def test_a_launcher_is_made_beside_the_compilation(gpu, monkeypatch):
+    """The very one that the launch asks for: Triton keeps it by the arguments."""
+    made = []
+
+    def launcher(self, src, metadata):
+        metas = getattr(metadata, "tensordesc_meta", None) or []
+        made.append((threading.current_thread().name, dict(src.signature), dict(src.constants), len(metas)))
+        return lambda *args: None
+
+    monkeypatch.setattr(type(gpu), "launcher_cls", launcher)
+    call(attncc.compile(TEXT))
+    (thread, *first), (other, *second) = made
+    assert (thread, other) == ("attncc-launcher", threading.current_thread().name) and first == second
+    call(attncc.compile(TEXT))  # from the cache nothing is made ahead
+    assert len(made) == 3
+
+
+def test_a_launcher_that_fails_beside_is_made_again(gpu, monkeypatch):
+    def launcher(self, src, metadata):
+        if threading.current_thread().name == "attncc-launcher":
+            raise RuntimeError("no compiler")
+        return lambda *args: self.launched.append(src.name)
+
+    monkeypatch.setattr(type(gpu), "launcher_cls", launcher)
+    call(attncc.compile(TEXT))
+    assert gpu.launched == ["first_forward"]
+
+
+def test_no_garbage_is_collected_while_a_kernel_is_made(gpu, monkeypatch):
+    """Which would go through all that PyTorch made, several times."""
+    on = []
+    for place, name in ((pipeline, "plan_parsed"), (pipeline, "render"), (ASTSource, "make_ir")):
+        whole = getattr(place, name)
+        hear = lambda *a, whole=whole, **k: on.append(gc.isenabled()) or whole(*a, **k)
+        monkeypatch.setattr(place, name, hear)
+    call(attncc.compile(TEXT))
+    assert on == [False] * 3 and gc.isenabled()
