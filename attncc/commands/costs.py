@@ -37,7 +37,7 @@ def io_facts(planned: Planned, known: Contents, visited: int | None) -> dict[str
     forms = planner.closed_forms(plan, target, planner.sizes_of(plan, shape, target, visited))
     back = _backward(planned, known.values if visited is not None else None)
     return {
-        **plain(forward_costs(planned, visited)), "visited_tiles": visited,
+        **plain(forward_costs(planned, visited)), "units": target.units, "visited_tiles": visited,
         "formulas": {name: str(form) for name, form in forms.items()}, "backward": back,
     }  # fmt: skip
 
@@ -131,4 +131,6 @@ def _cache(io: dict[str, Any]) -> str:
 
 def _time(io: dict[str, Any]) -> str:
     alone = f"{BOUNDS[io['bound']]}, which alone take {duration(io['roofline_ms'])}"
-    return f"{duration(io['predicted_ms'])} predicted; bound by {alone}"
+    few = 0 < io["programs"] < io.get("units", 0)
+    busy = f", {io['programs']} of {io['units']} multiprocessors busy" if few else ""
+    return f"{duration(io['predicted_ms'])} predicted{busy}; bound by {alone}"

@@ -41,7 +41,8 @@ class Costs:
     exponentials        one for each pair of a visited tile and kernel
 
     `bound` is what takes longest at the target's reachable rates: memory, tensor (products) or exp. `roofline_ms` is
-    that time; `predicted_ms` is what kernels of this plan take by the model of planner/efficiency.py.
+    that time; `predicted_ms` is what kernels of this plan take by the model of planner/efficiency.py. `programs` of a
+    forward pass share the GPU out between them: with fewer than it has multiprocessors some are idle; 0 elsewhere.
     """
 
     hbm_bytes: int
@@ -54,6 +55,7 @@ class Costs:
     roofline_ms: float
     predicted_ms: float
     held: bool = True
+    programs: int = 0
 
 
 def all_tiles(plan: KernelPlan, shape: Shape) -> int:
@@ -94,7 +96,8 @@ def costs(
         taken = sum(
             timing.forward_ms(kernel_times(k, plan, target), k, sizes, plan, target, spread, special) for k in kernels
         )
-    return replace(summed(kernels, sizes, plan, target), predicted_ms=taken)
+    many = timing.programs(plan, sizes) if target.is_gpu else 0
+    return replace(summed(kernels, sizes, plan, target), predicted_ms=taken, programs=many)
 
 
 def ranking_ms(plan: KernelPlan, shape: Shape, target: Target, rate: float) -> float:

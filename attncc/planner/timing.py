@@ -42,16 +42,21 @@ def _of_pair(e: Expr) -> bool:
     return "s" in read or ("k" in read and bool(read & {"q", "row"}))
 
 
+def programs(plan: KernelPlan, sizes: Sizes) -> int:
+    """Of a forward kernel: one for each tile of rows, in fa1 for each head."""
+    return int(sizes.batch * sizes.heads * (1 if plan.algorithm == "fa1" else -(-sizes.q_len // sizes.tile_q)))
+
+
 def forward_ms(
     times: dict[str, float], kernel: Kernel, sizes: Sizes, plan: KernelPlan, target: Target, spread: str, special: int
 ) -> float:  # fmt: skip
     """Milliseconds of a forward kernel; `times` are those of its kinds of work were each alone (io.kernel_times)."""
-    programs = float(sizes.batch * sizes.heads * (1 if plan.algorithm == "fa1" else -(-sizes.q_len // sizes.tile_q)))
+    many = programs(plan, sizes)
     work = max(times["tensor"], times["exp"])
     if spread == "scattered":  # measured over visited pairs, starts and all
         work /= efficiency(plan, target, spread)
     else:
-        started = START.get(plan.algorithm, START["fa2"]) * programs / max(1.0, float(sizes.tiles * sizes.tile_k))
+        started = START.get(plan.algorithm, START["fa2"]) * many / max(1.0, float(sizes.tiles * sizes.tile_k))
         work *= (1 + started) / steady(plan, target)
     hidden = HIDDEN if plan.algorithm == "fa3" else 1.0
     work += hidden * special * float(sizes.pairs) / (target.exp_gps * 1e6)
@@ -60,7 +65,7 @@ def forward_ms(
     if plan.algorithm == "fa1":  # one program a head, all alike, which waits for what it reads and writes
         work += cached * CACHE_BYTES_CLOCK / STATE_BYTES_CLOCK
         cached, spread = 0.0, "all"
-    work = max(0.0, work) * unevenness(programs / target.units, blocks, spread)
+    work = max(0.0, work) * unevenness(many / target.units, blocks, spread)
     return LAUNCH_MS + max(times["memory"], cached, work)
 
 

@@ -185,9 +185,11 @@ def test_an_algorithm_that_is_asked_for(program):
         assert found["plan"]["algorithm"] == algorithm and found["scratch_bytes"] == scratch
     text = program("explain", "causal.attn", "--target", "sm_90", "--algorithm", "standard").out
     assert "scores and weights, 1.61 GB beside the output" in text and "  backward      fa2, " in text
-    assert "its own plan, from the lse" in " ".join(text.split())
+    assert "its own plan, from the lse" in " ".join(text.split()) and "busy" not in text
     Path("outer.attn").write_text("attention a { mask k <= q } schedule { loop kv_outer }")
     text = program("explain", "outer.attn", "--target", "sm_90").out
     assert "pass has its own plan, from the lse" in " ".join(text.split()) and "  backward      fa3, " in text
+    few = program("explain", "causal.attn", "--target", "sm_90", "--algorithm", "fa1").out
+    assert "16 of 132 multiprocessors busy" in " ".join(few.split())
     text = program("explain", "causal.attn", "--target", "cpu", "--algorithm", "fa1").out
     assert "the CPU's program, which is one for all algorithms" in text

@@ -231,6 +231,8 @@ def test_fa1_by_hand_and_its_theorem():
     quarter = costs(replace(plan, tile_k=32), shape, SM_90)
     assert quarter.hbm_bytes - fixed == 4 * (found.hbm_bytes - fixed)  # N^2 d^2 / M, where the tile is M / d
     assert costs(plan, replace(shape, q_len=512, k_len=512), SM_90).held
+    assert found.programs == shape.batch * shape.heads  # one for each head; of fa2 one for each tile of rows
+    assert costs(replace(PLAN, tile_q=128), shape, SM_90).programs == found.programs * shape.q_len // 128
 
 
 @pytest.mark.parametrize("algorithm", ["standard", "fa1"])
