@@ -1,11 +1,13 @@
 """Tune the library's specs on this machine's GPU, and write the table of winners that comes with attncc.
 
-    python benchmarks/tune_all.py [--specs causal,full] [--head-dims 128,64] [--lengths 1024,8192] [--passes forward]
-        [--candidates 4] [--quick] [--seconds 25] [--deadline 600] [--out attncc/tuned]
+    python benchmarks/tune_all.py [--specs causal,full] [--head-dims 128,64] [--lengths 1024,8192]
+        [--passes forward,backward] [--candidates 4,2] [--quick] [--seconds 25] [--deadline 600] [--missing]
+        [--out attncc/tuned]
 
 Each length is tuned with 16384 rows in all; of lengths that share a bucket the plan is kept that is nearest to the best
-in all of them. What is named first is tuned first, and written at once: a run may be ended at any time, and what it has
-not tuned stays as the table has it. `--quick` measures shorter, `--candidates` takes the planner's first few plans.
+in all of them, and the planner's own where another gains no more than 2%. What is named first is tuned first, and
+written at once: a run may be ended at any time, and what it has not tuned stays as the table has it; `--missing` goes
+on with what it lacks. `--quick` measures shorter, `--candidates` takes the planner's first few plans of each pass.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ DEVICE = "cuda"
 WIDTH = 2048  # columns of a row, heads times head size
 AHEAD = 16  # searches whose plans are being compiled while one is measured
 QUICK = {"span": 10.0, "rounds": 3}
+WORTH = 0.98  # a plan takes the place of the planner's own where it takes less than this part of its time
 VALUES = {"window": {"window": 1024}, "streaming": {"first": 4, "window": 1024}, "prefix": {"prefix": 1024},
           "softcap": {"cap": 50.0}, "chunked": {"chunk": 1024}}  # fmt: skip
 
@@ -136,6 +138,9 @@ def nearest(found: list[Found]) -> tuple[dict[str, Any], list[float]] | None:
     else:
         both = [p for p in times[0] if all(p in other for other in times)]
         best = min(both, key=lambda p: sum(t[p] / min(t.values()) for t in times), default=None)
+    own = found[0].trials[0].candidate.plan
+    if best is not None and all(own in t for t in times) and sum(t[best] / t[own] for t in times) > WORTH * len(times):
+        best = own
     return None if best is None else (planner.choices_of(best), [t[best] for t in times])
 
 
@@ -198,32 +203,30 @@ def main() -> None:
     parser.add_argument("--head-dims", default="128,64,256")
     parser.add_argument("--lengths", default="1024,4096,16384")
     parser.add_argument("--passes", default="forward,backward")
-    parser.add_argument("--candidates", type=int, help="of each search; left out: all")
+    parser.add_argument("--candidates", help="of each search, for each pass or for all; left out: all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--processes", type=int, help="that compile; left out: one for each core")
     parser.add_argument("--seconds", type=float, default=25.0, help="for each search")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds after which no search begins")
+    parser.add_argument("--missing", action="store_true", help="only what the table lacks")
     parser.add_argument("--out", default=str(ROOT / "attncc" / "tuned"))
     options = parser.parse_args()
     start = time.monotonic()
     device = winners.device_of(torch.device("cuda", 0))
     assert device is not None
     path = Path(options.out) / f"{device.name.replace(' ', '_')}.json"
-    todo, made, workers = tasks(options), [], Workers(options.processes)
-    plan = partial(contest, target=device.capability, most=options.candidates)
+    todo, most, workers = tasks(options), limits(options), Workers(options.processes)
+    todo = lacking(todo, path) if options.missing else todo
+    made: list[Any] = []
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn")) as pool:
-        planned = [pool.submit(plan, task) for task in todo]
-        begun = 0
+        ahead = Ahead(todo, [pool.submit(contest, t, device.capability, most[t.direction]) for t in todo], workers)
         try:
             for i, task in enumerate(todo):
                 if time.monotonic() - start > options.deadline:
                     print(f"out of time: {task} and what follows stay as they were", flush=True)
                     break
                 try:
-                    for one in planned[begun : i + AHEAD]:
-                        begun += 1
-                        compile_ahead(one, workers)
-                    made += filter(None, [row(task, planned[i].result(), options, workers)])
+                    made += filter(None, [row(task, ahead.contest(i), options, workers)])
                 except Exception as fault:
                     print(f"{task}: {type(fault).__name__}: {fault}", flush=True)
                 write(path, device, made)
@@ -233,14 +236,50 @@ def main() -> None:
     print(f"{len(made)} winners in {time.monotonic() - start:.0f} s, in {path}")
 
 
-def compile_ahead(planned: Future[Contest], workers: Workers) -> None:
-    """A search asks for the same, and waits for what is not done yet; why there is none is said by the search."""
-    if planned.exception() is not None:
-        return
-    contest = planned.result()
-    attention = Attention(contest.planned.parsed, contest.planned.consts)
-    for candidate in contest.candidates:
-        workers.submit(job_of(attention, contest.planned, contest.direction, candidate))
+def limits(options: argparse.Namespace) -> dict[str, int | None]:
+    """How many plans of each pass are measured; None for all."""
+    passes = options.passes.split(",")
+    most = [int(n) for n in options.candidates.split(",")] if options.candidates else [None]
+    return dict(zip(passes, most * len(passes) if len(most) == 1 else most, strict=True))
+
+
+def lacking(todo: list[Task], path: Path) -> list[Task]:
+    """Tasks that a table has no row of."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["winners"] if path.exists() else []
+    there = {(r["spec"], r["pass"], r["head_dim"], r["q_len"]) for r in rows}
+    bucket = lambda task: planner.bucket_of(next(task.shapes())).q_len
+    return [t for t in todo if (t.name, t.direction, t.head_dim, bucket(t)) not in there]
+
+
+@dataclass
+class Ahead:
+    """The contests of tasks, in their order, whose plans are being compiled before their turn comes."""
+
+    todo: list[Task]
+    planned: list[Future[Contest]]
+    workers: Workers
+    known: dict[tuple[str, str, int], Contest] = field(default_factory=dict)
+    begun: int = 0
+
+    def contest(self, i: int) -> Contest:
+        """That of the i-th task; raises what planning it raised."""
+        while self.begun < min(i + AHEAD, len(self.todo)):
+            self.begun += 1
+            if self.planned[self.begun - 1].exception() is None:  # else it is said when its turn comes
+                self._compile(self._alike(self.begun - 1))
+        return self._alike(i)
+
+    def _alike(self, i: int) -> Contest:
+        """Buckets with the same plans share one contest, so that each plan is compiled and judged once."""
+        task, made = self.todo[i], self.planned[i].result()
+        first = self.known.setdefault((task.name, task.direction, task.head_dim), made)
+        return first if first.candidates == made.candidates else made
+
+    def _compile(self, contest: Contest) -> None:
+        """A search asks for the same, and waits for what is not done yet."""
+        attention = Attention(contest.planned.parsed, contest.planned.consts)
+        for candidate in contest.candidates:
+            self.workers.submit(job_of(attention, contest.planned, contest.direction, candidate))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import triton
 import attncc
 from attncc import pipeline, planner
 from attncc.ir import Shape
+from attncc.runtime import headstart
 from attncc.runtime.cache import Cache
 from attncc.runtime.precompile import Job, Workers, compile_job
 from attncc.runtime.tune import candidates_of
@@ -48,6 +49,15 @@ def test_they_compile_and_say_what_fails(tmp_path, workers):
     with pytest.raises(RuntimeError, match="unknown name 'nobody'"):
         bad.result(timeout=120)
     assert sorted(e.kind for e in Cache(tmp_path).entries()) == ["binary", "kernel"]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_launches_each_kernel_is_made_ahead_too(tmp_path, monkeypatch, direction):
+    made = []
+    monkeypatch.setattr(headstart, "launcher", lambda src: lambda: made.append(src.name))
+    compile_job(job(tmp_path, direction))
+    kept = [e.key["kernel"] for e in Cache(tmp_path).entries() if e.kind == "binary"]
+    assert sorted(made) == sorted(kept) and made
 
 
 def test_a_process_that_dies_is_told_of(tmp_path, workers):

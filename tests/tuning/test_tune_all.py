@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,72 @@ def test_a_row_is_what_a_call_looks_up(stubbed, direction):
     assert row["ms"] == {"512": 7.0, "1024": 7.0} and row["planner_ms"] == {"512": 9.0, "1024": 9.0}
     where = winners.key(contest.planned.parsed.text, HERE, next(task.shapes()), direction)
     assert row["key"].split(" ", 1)[1] == winners.row_of(where).split(" ", 1)[1]
+
+
+class Submitted:
+    """Stands where processes compile."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+
+
+def done(value=None, fault=None):
+    future = Future()
+    if fault is None:
+        future.set_result(value)
+    else:
+        future.set_exception(fault)
+    return future
+
+
+def test_buckets_of_the_same_plans_are_compiled_and_judged_once():
+    tasks = [tune_all.Task("causal", "forward", 64, (n,)) for n in (1024, 8192)]
+    made = [tune_all.contest(t, "sm_90", 2) for t in tasks]
+    assert made[0].planned.shape != made[1].planned.shape
+    workers = Submitted()
+    ahead = tune_all.Ahead(tasks, [done(c) for c in made], workers)
+    assert ahead.contest(0) is made[0] and ahead.contest(1) is made[0]
+    assert len(set(map(repr, workers.jobs))) == 2
+    made[1].candidates = made[1].candidates[::-1]
+    ahead = tune_all.Ahead(tasks, [done(c) for c in made], workers)
+    assert ahead.contest(1) is made[1]
+
+
+def test_what_cannot_be_planned_fails_in_its_turn():
+    tasks = [tune_all.Task("causal", "forward", d, (1024,)) for d in (64, 128)]
+    made = tune_all.contest(tasks[0], "sm_90", 2)
+    ahead = tune_all.Ahead(tasks, [done(made), done(fault=ValueError("no plan"))], Submitted())
+    assert ahead.contest(0) is made
+    with pytest.raises(ValueError, match="no plan"):
+        ahead.contest(1)
+
+
+def test_each_pass_has_its_number_of_candidates():
+    limits = lambda text: tune_all.limits(argparse.Namespace(passes="forward,backward", candidates=text))
+    assert limits("4,2") == {"forward": 4, "backward": 2} and limits("3") == {"forward": 3, "backward": 3}
+    assert limits(None) == {"forward": None, "backward": None}
+    with pytest.raises(ValueError):
+        limits("1,2,3")
+
+
+def test_a_run_goes_on_with_what_the_table_lacks(tmp_path):
+    todo, path = tune_all.tasks(OPTIONS), tmp_path / "table.json"
+    assert tune_all.lacking(todo, path) == todo
+    row = {"key": "a", "spec": "causal", "pass": "backward", "head_dim": 64, "q_len": 4096}
+    tune_all.write(path, HERE, [row])
+    left = tune_all.lacking(todo, path)
+    assert [t for t in todo if t not in left] == [tune_all.Task("causal", "backward", 64, (8192,))]
+
+
+def test_the_planners_own_plan_stays_unless_another_gains_two_percent():
+    candidates = tune_all.contest(tune_all.Task("causal", "forward", 64, (512,)), "sm_90", 2).candidates
+    for ms, best in ((0.985, 0), (0.97, 1)):
+        trials = [search.Trial(c, search.OK, x) for c, x in zip(candidates, (1.0, ms), strict=True)]
+        for times in (1, 2):
+            assert tune_all.nearest([search.Found(trials, trials[1])] * times)[0] == candidates[best].choices
 
 
 def test_of_lengths_that_disagree_the_plan_is_kept_that_loses_least():
