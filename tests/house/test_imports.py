@@ -18,12 +18,13 @@ class Rule:
 BELOW = ("errors", "ir", "frontend", "analysis", "targets", "planner", "codegen")
 RULES = {
     "errors": Rule(),
+    "pycache": Rule(),
     "targets": Rule(),
     "ir": Rule(("errors",)),
-    "frontend": Rule(("errors", "ir"), ("lark",)),
+    "frontend": Rule(("errors", "pycache", "ir"), ("lark",)),
     "analysis": Rule(("errors", "ir"), ("numpy", "sympy")),
     "planner": Rule(("errors", "ir", "analysis", "targets"), ("sympy",)),
-    "codegen": Rule(("errors", "ir", "analysis", "targets", "planner"), ("jinja2",)),
+    "codegen": Rule(("errors", "pycache", "ir", "analysis", "targets", "planner"), ("jinja2",)),
     "runtime": Rule((*BELOW, "pipeline"), ("torch", "triton", "numpy", "platformdirs")),
 }
 # What joins the stages (the package itself, the API, the command line) may name them all, but neither torch nor triton.
