@@ -1,14 +1,15 @@
 """The planner's untuned first choice beside the fastest plan of a grid, in dense rows and variants, on this GPU.
 
     python benchmarks/planner.py [--out DIR] [--rows dense,variants] [--only TEXT,...] [--json NAME]
-        [--seconds SECONDS] [--every] [--rest FILE,...] [--algorithm NAME]
+        [--seconds SECONDS] [--every] [--rest FILE,... [--again NAME]] [--algorithm NAME]
 
 The grid: every legal fa2 plan with 64 or 128 rows, 32, 64 or 128 keys, two to four stages, 4 warps (8 too, where there
 are 128 rows, with and without a cap on registers) and each reference of the exponentials; and every legal schedule of
-the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. `--rest` leaves out plans that
-these records have times of, but for the first choice and the fastest of them. Each is compared with float64, then
-timed; the first choice and the fastest of the grid are timed again in turns. Rows of one spec and head size share their
-kernels and are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
+the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. `--rest` takes the times that
+these records have, and measures the other plans, the first choice and the fastest of what is known; `--again` measures
+those of an algorithm whose kernels have changed since. Each is compared with float64, then timed; the first choice and
+the fastest are timed again in turns. Rows of one spec and head size share their kernels and are measured by a process
+of their own; the GPU is had by one at a time. The bar is 0.9.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ class Contest:
     def __init__(self, family: Family, only: str, every: bool, algorithm: str, known: Known) -> None:
         self.family, self.planned = family, planned_of(family)
         self.candidates = grid(self.planned, every, algorithm)
+        self.names = {told(c) for c in self.candidates}
+        self.known = {row: {n: ms for n, ms in times.items() if n in self.names} for row, times in known.items()}
         self.attention = Attention(self.planned.parsed, self.planned.consts, tuned={})
         rows = forward.wanted({family[0]: forward.MADE[family[0]]}, family[0], only)
         self.rows = [row for _, _, row in rows if (row.spec, row.head_dim) == family[1:]]
         if any(row.name in known for row in self.rows):
-            self.candidates = rest(self.candidates, [known.get(row.name, {}) for row in self.rows])
+            self.candidates = rest(self.candidates, [self.known.get(row.name, {}) for row in self.rows])
         self.times: dict[str, dict[Candidate, float]] = {row.name: {} for row in self.rows}
         self.wrong: list[str] = []
         self.compiled: dict[Candidate, Attention] = {}
@@ -139,15 +142,16 @@ class Contest:
             final = dict(zip(meet, again, strict=True))
             winner = min(final, key=lambda c: final[c])
             fa2 = [c for c in self.candidates if c in times and c.plan.algorithm == "fa2"]
+            every = self.known.get(row.name, {}) | {told(c): round(ms, 4) for c, ms in times.items()}
             made.append({
-                "part": row.part, "row": row.name, "plans": len(self.candidates), "measured": len(times),
+                "part": row.part, "row": row.name, "plans": len(self.names), "measured": len(every),
                 "left": left, "wrong": self.wrong, "failed": failed,
                 "first": told(first), "first_ms": final.get(first), "best": told(winner), "best_ms": final[winner],
                 "share": round(final[winner] / final[first], 4) if first in final else None,
                 "first_fa2": told(fa2[0]) if fa2 else None, "first_fa2_ms": times[fa2[0]] if fa2 else None,
                 "best_fa2": told(min(fa2, key=lambda c: times[c])) if fa2 else None,
                 "share_fa2": round(min(times[c] for c in fa2) / times[fa2[0]], 4) if fa2 else None,
-                "times": {told(c): round(ms, 4) for c, ms in sorted(times.items(), key=lambda pair: pair[1])},
+                "times": dict(sorted(every.items(), key=lambda pair: pair[1])),
             })  # fmt: skip
         return made
 
@@ -214,6 +218,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="that compile for each spec and head size")
     parser.add_argument("--every", action="store_true", help="every plan that the planner ranks")
     parser.add_argument("--rest", default="", metavar="FILE,...", help="records whose plans are not measured again")
+    parser.add_argument("--again", default="", metavar="NAME", help="but for those of this algorithm")
     parser.add_argument("--algorithm", default="", help="plans of this one alone, beside the first choice")
     options = parser.parse_args()
     context, end = multiprocessing.get_context("spawn"), time.time() + options.seconds
@@ -221,7 +226,8 @@ def main() -> None:
     known: Known = {}
     for name in filter(None, options.rest.split(",")):
         for row in records.rows(Path(options.out) / name):
-            known.setdefault(row["row"], {}).update(row["times"])
+            times = {n: ms for n, ms in row["times"].items() if n.split()[0] != options.again}
+            known.setdefault(row["row"], {}).update(times)
     chosen = options.only, options.every, options.algorithm, known, options.workers
     running = [context.Process(target=contest, args=(family, *chosen, end, out)) for family in found]
     for process in running:
@@ -236,8 +242,8 @@ def main() -> None:
         results += rows
         for row in rows:
             print(shown(row), flush=True)
-        told_of = f"{'every' if options.every else 'usual'} {options.algorithm}".rstrip()
-        records.write(Path(options.out) / options.json, results, grid=told_of + (", rest" if known else ""))
+        told_of = "every" if options.every else "usual"
+        records.write(Path(options.out) / options.json, results, grid=f"{told_of} {options.algorithm}".rstrip())
     shares = [row["share"] for row in results if row["share"]]
     if shares:
         print(f"first choice / best: least {min(shares):.3f}, median {statistics.median(shares):.3f}, of {len(shares)}")

@@ -47,3 +47,12 @@ def test_the_rest_of_a_grid_is_what_no_record_has_with_the_fastest_of_each_algor
     assert found[0] == bench.told(grid[0]) and set(found[:8]) == ahead
     assert found[8:] == names["fa2"][20:]
     assert set(bench.rest(grid, [times, {}])) == set(grid)  # the second row has no times yet
+
+
+def test_times_of_a_record_are_those_of_plans_that_are_in_the_grid_today(bench):
+    grid = [bench.told(c) for c in bench.grid(bench.planned_of(("dense", "full", 256)), every=False)]
+    row = "full D256 H8 B4 S4096"
+    known = {row: {**dict.fromkeys(grid[:-1], 1.0), "fa3 of another day": 0.5}}
+    made = bench.Contest(("dense", "full", 256), row, False, "", known)
+    assert made.known[row].keys() == set(grid[:-1]) and made.names == set(grid)
+    assert bench.told(made.candidates[-1]) == grid[-1] and len(made.candidates) < len(grid)
