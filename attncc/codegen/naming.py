@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 
+from attncc import pycache
 from attncc.codegen.environment import template_root
 from attncc.codegen.printer import TORCH, TRITON
 from attncc.ir import BUILTINS, AttentionSpec
@@ -54,20 +56,34 @@ MOST_PARTS = 10  # powers of two in a head of at most 512 columns
 
 @cache
 def reserved() -> frozenset[str]:
-    """Every identifier in the Python of the templates, and the built-ins: what a spec's names must keep clear of."""
-    found: set[str] = {*BUILTINS, *WORDS, *(f.helper for b in (TRITON, TORCH) for f in b.forms.values() if f.helper)}
+    """Every identifier in the Python of the templates, and the built-ins: what a spec's names must keep clear of.
+
+    Kept beside Python's compiled modules: searching the templates takes 30 ms, in every process."""
+    own = {*BUILTINS, *WORDS, *(f.helper for b in (TRITON, TORCH) for f in b.forms.values() if f.helper)}
+    texts = {str(p): p.read_text(encoding="utf-8") for p in sorted(template_root().rglob("*.jinja"))}
+    key = repr((Path(__file__).read_text(encoding="utf-8"), sorted(own), texts))
+    kept = pycache.load("reserved", key)
+    if kept is not None:
+        return frozenset(kept.decode().split("\n"))
+    found = own | identifiers(texts)
+    pycache.keep("reserved", key, "\n".join(sorted(found)).encode())
+    return frozenset(found)
+
+
+def identifiers(texts: Mapping[str, str]) -> set[str]:
+    """Those in the Python of templates, which are given by their paths."""
+    found: set[str] = set()
     tagged = {"d", "e"}  # names of which there is one for each part of a head, as d_0, d_1
     numbered: set[str] = set()  # names of which there is only one for each of several
-    for path in sorted(template_root().rglob("*.jinja")):
-        whole = path.read_text(encoding="utf-8")
+    for file, whole in texts.items():
         tagged.update(re.findall(r"(\w+)\{\{ *\w+\.tag", whole))
         numbered.update(re.findall(r"(\w+)_\{\{ *i \}\}", whole))
         text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "_", whole, flags=re.DOTALL)
         text = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.DOTALL)
-        if path.name.endswith("helpers.jinja"):  # what a helper calls its arguments is nobody else's concern
+        if file.endswith("helpers.jinja"):  # what a helper calls its arguments is nobody else's concern
             text = " ".join(re.findall(r"(?:def|class) (\w+)", text))
         found.update(re.findall(r"[A-Za-z_]\w*", text))
-    return frozenset(found | tagged | {f"{name}_{i}" for name in tagged | numbered for i in range(MOST_PARTS)})
+    return found | tagged | {f"{name}_{i}" for name in tagged | numbered for i in range(MOST_PARTS)}
 
 
 def parameter_names(spec: AttentionSpec) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from lark import Lark
 
 from attncc import frontend, pycache
+from attncc.codegen import naming
 from attncc.codegen.bytecode import Templates
 from attncc.codegen.environment import OPTIONS, environment
 from attncc.errors import SpecError
@@ -86,6 +87,21 @@ def test_a_kept_grammar_reads_as_the_built_one_does(folder, monkeypatch):
     monkeypatch.setattr(Lark, "__init__", lambda *_, **__: pytest.fail("built again"))
     assert read() == built
     lexer.language.cache_clear()
+
+
+def test_kept_names_are_those_of_the_templates(folder, monkeypatch):
+    naming.reserved.cache_clear()
+    built = naming.reserved()
+    assert {"keep", "warpgroup_mma", "d_3"} < built
+    naming.reserved.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(naming, "identifiers", lambda texts: pytest.fail("searched again"))
+        assert naming.reserved() == built
+    (folder / "other.jinja").write_text("newcomer = 1\n")
+    monkeypatch.setattr(naming, "template_root", lambda: folder)
+    naming.reserved.cache_clear()
+    assert "newcomer" in naming.reserved() and "warpgroup_mma" not in naming.reserved()
+    naming.reserved.cache_clear()
 
 
 def test_they_lie_beside_the_package(monkeypatch, tmp_path):
