@@ -45,10 +45,12 @@ class Row:
     mask: Any = None
     score: Any = None
     causal: bool | None = None  # None where SDPA has no such mask
+    kv_heads: int = 0  # 0: as many as heads
 
     @property
     def name(self) -> str:
-        return f"{self.spec} D{self.head_dim} H{self.heads} B{self.batch} S{self.length}"
+        group = f"/{self.kv_heads}" if self.kv_heads else ""
+        return f"{self.spec} D{self.head_dim} H{self.heads}{group} B{self.batch} S{self.length}"
 
 
 def causal(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -107,16 +109,16 @@ def kept_pairs(row: Row) -> int:
 
 def error(row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> float:
     """Relative error of two heads' first and last 256 rows against float64."""
-    worst = 0.0
+    worst, group = 0.0, row.heads // k.shape[1]
     for h in (0, row.heads - 1):
         for rows in (slice(0, 256), slice(row.length - 256, row.length)):
             i, j = torch.arange(row.length, device="cuda")[rows, None], torch.arange(row.length, device="cuda")[None]
-            s = q[0, h, rows].double() @ k[0, h].double().T * row.head_dim**-0.5
+            s = q[0, h, rows].double() @ k[0, h // group].double().T * row.head_dim**-0.5
             if row.score is not None:
                 s = row.score(s, 0, torch.tensor(h, device="cuda"), i, j)
             if row.mask is not None:
                 s = s.masked_fill(~row.mask(0, 0, i, j), -torch.inf)
-            want = s.softmax(-1) @ v[0, h].double()
+            want = s.softmax(-1) @ v[0, h // group].double()
             worst = max(worst, ((out[0, h, rows] - want).norm() / want.norm()).item())
     return worst
 
@@ -133,9 +135,9 @@ def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def tensors(row: Row) -> list[torch.Tensor]:
-    """q, k and v [B, H, S, D] in bfloat16, laid out [B, S, H, D]."""
-    shape = row.batch, row.length, row.heads, row.head_dim
-    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    """q [B, H, S, D], k and v [B, H_kv, S, D] in bfloat16, laid out [B, S, H, D]."""
+    shapes = ((row.batch, row.length, heads or row.heads, row.head_dim) for heads in (0, row.kv_heads, row.kv_heads))
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for shape in shapes]
 
 
 def compile_flex(part: str, index: int) -> None:

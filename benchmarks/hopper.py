@@ -1,20 +1,21 @@
 """The warp-specialised forward kernels on this GPU, as planned and with the running maximum, beside cuDNN.
 
-    python benchmarks/hopper.py [--out DIR] [--rows dense,variants,masks,short,keys] [--only TEXT,...] [--checks]
+    python benchmarks/hopper.py [--out DIR] [--rows dense,variants,masks,short,keys,groups] [--only TEXT,...]
+        [--checks] [--flex]
 
 Kernels are compiled side by side first. Numbers are compared with float64 in rows of two heads, then calls are timed
-one by one in random order, so that all see the same clocks of the GPU, through a cleared L2; the median counts.
-TFLOP/s are over the pairs that the mask keeps. `--checks` compares whole results of small calls first: normalisers,
-masks of keys alone, and rows whose scores grow late, in many more tiles than there are processors.
+in short turns, so that all see the same clocks of the GPU, through a cleared L2; short ones, which the host would slow
+down, in CUDA graphs of ten. The median counts. TFLOP/s are over the pairs that the mask keeps. `--checks` compares
+whole results of small calls first: normalisers, masks of keys alone, and rows whose scores grow late, in many more
+tiles than there are processors. `--flex` times FlexAttention in the rows of short calls, with the
+options that max-autotune chose.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,19 @@ import forward
 import peers
 import records
 import torch
+import turns
 
 import attncc
 from attncc import pipeline, planner
-from attncc.ir import Shape
-from attncc.runtime import check, winners
+from attncc.ir import KernelPlan, Shape
+from attncc.planner import Candidate
+from attncc.runtime import check, tune
 from attncc.runtime.attention import Attention
 from attncc.runtime.precompile import Job, Workers
+from attncc.runtime.timing import Events
 
-ROUNDS, WARM = 30, 5
-CLEARED = 256 * 2**20  # bytes, more than L2 holds
-ROWS_AT_ONCE = 512
+TARGET = "sm_90"
+ROUNDS, SPAN = 8, 1.0  # turns of each call, and their milliseconds
 SMALL = (Shape(2, 4, 2, 300, 300, 128, 128), Shape(1, 3, 3, 1000, 1000, 64, 64), Shape(3, 16, 4, 700, 700, 128, 128))
 NORMALISERS = (
     "",
@@ -59,7 +62,15 @@ def key_rows() -> list[forward.Row]:
     return [forward.Row("keys", "padding", 1, 16, length, 128, given, lambda b, h, i, j: (j < length - 300) & (i >= 0))]
 
 
-MADE = forward.MADE | {"short": short_rows, "keys": key_rows}
+def group_rows() -> list[forward.Row]:
+    """As many heads of queries, with as many or fewer of keys and values."""
+    return [
+        forward.Row("groups", "causal", b, 32, s, 128, mask=forward.causal, causal=True, kv_heads=heads)
+        for b, s in ((4, 4096), (1, 16384)) for heads in (32, 8)
+    ]  # fmt: skip
+
+
+MADE = forward.MADE | {"short": short_rows, "keys": key_rows, "groups": group_rows}
 
 
 @dataclass(frozen=True)
@@ -73,50 +84,27 @@ class Form:
 
 def forms(row: forward.Row) -> Iterator[tuple[Form, Job]]:
     """The planner's choice, and the same with the running maximum where it has another reference."""
-    attn = forward.compiled(row.spec, "fa3")
-    target = winners.target_of(torch.device("cuda", 0))
-    bucket = planner.bucket_of(
-        Shape(row.batch, row.heads, row.heads, row.length, row.length, row.head_dim, row.head_dim)
-    )
-    planned = pipeline.plan_parsed(attn.parsed, attn.consts, {}, bucket, target)
-    plans = planner.ranked(planned.spec, planned.shape, planned.target, planned.visits)
-    running = next((p for p, _ in plans if p.reference == "running" and p.algorithm == "fa3"), None)
-    root = str(attn.kernels.cache.root)
+    attn, kv_heads = forward.compiled(row.spec, "fa3"), row.kv_heads or row.heads
+    shape = Shape(row.batch, row.heads, kv_heads, row.length, row.length, row.head_dim, row.head_dim)
+    planned = pipeline.plan_parsed(attn.parsed, attn.consts, {}, planner.bucket_of(shape), TARGET)
+    plans = [plan for plan, _ in planner.ranked(planned.spec, planned.shape, planned.target, planned.visits)]
+    running = [p for p in plans if p.reference == "running"][: planned.choice.plan.reference != "running"]
     if row.part == "keys":
-        other = forward.compiled(row.spec, "fa2")
-        yield Form("fa2", other, "fa2"), Job(other.parsed.text, {}, bucket, target, 32, {}, pipeline.FORWARD, root)
-    for name, plan in (("attncc", planned.choice.plan), ("attncc_running", running)):
-        if plan is None or (name != "attncc" and planned.choice.plan.reference == "running"):
-            continue
-        choices = planner.choices_of(plan)
-        whole = planner.with_choices(planned.choice.plan, choices, planned.target)
-        assert whole is not None  # both are legal
-        tuned, own = {pipeline.FORWARD: choices}, replace(planned.choice, plan=whole)
-        job = Job(attn.parsed.text, attn.consts, bucket, target, 32, tuned, pipeline.FORWARD, root)
-        words = f"{plan.tile_q}x{plan.tile_k} {plan.reference}{', apart' if plan.apart else ''}"
-        yield Form(name, attn.having(tuned, replace(planned, tuned=tuned, choice=own)), words), job
+        yield formed("fa2", forward.compiled(row.spec, "fa2"), planned.shape, None)
+    for name, plan in (("attncc", planned.choice.plan), *(("attncc_running", p) for p in running)):
+        yield formed(name, attn, planned.shape, plan)
 
 
-def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each."""
-    clear = torch.empty(CLEARED, dtype=torch.int8, device="cuda")
-    names: list[str] = list(calls)
-    kept: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
-    order = random.Random(0)
-    for _ in range(WARM + ROUNDS):
-        order.shuffle(names)
-        for name in names:
-            clear.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            calls[name]()
-            end.record()
-            kept[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {n: statistics.median(a.elapsed_time(b) for a, b in pairs[WARM:]) for n, pairs in kept.items()}
+def formed(name: str, attn: Attention, shape: Shape, plan: KernelPlan | None) -> tuple[Form, Job]:
+    """An attention with a plan, or with its planner's choice, and what compiles it ahead."""
+    planned = pipeline.plan_parsed(attn.parsed, attn.consts, {}, shape, TARGET)
+    chosen = Candidate(plan or planned.choice.plan, None)
+    words = f"{chosen.plan.tile_q}x{chosen.plan.tile_k} {chosen.plan.reference}{', apart' if chosen.plan.apart else ''}"
+    form = Form(name, tune.having(attn, planned, pipeline.FORWARD, chosen), words)
+    return form, tune.job_of(attn, planned, pipeline.FORWARD, chosen)
 
 
-def measure(row: forward.Row, made: list[Form]) -> dict[str, Any]:
+def measure(row: forward.Row, made: list[Form], clock: Events, flex: bool) -> dict[str, Any]:
     q, k, v = forward.tensors(row)
     calls: dict[str, Callable[[], Any]] = {
         f.name: lambda f=f: f.attention(q, k, v, **row.params)
@@ -125,7 +113,9 @@ def measure(row: forward.Row, made: list[Form]) -> dict[str, Any]:
     off = max(forward.error(row, q, k, v, call()) for call in calls.values())
     if row.causal is not None:
         calls["cudnn"] = peers.cudnn(q, k, v, row.causal)
-    ms = timed(calls)
+    if flex and row.part == "short":
+        calls["flex"] = peers.flex(q, k, v, row.mask, chosen=peers.CHOSEN)
+    ms = dict(zip(calls, clock.in_turns(list(calls.values())), strict=True))
     flops = 4 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
     return {
         "row": row.name, "part": row.part, "plan": next(f.words for f in made if f.name == "attncc"), "error": off,
@@ -141,9 +131,8 @@ def checked(workers: Workers) -> None:
         for softmax in NORMALISERS for mask in MASKS
     ]  # fmt: skip
     made = [(attncc.compile(text), SMALL[i % len(SMALL)]) for i, text in enumerate(texts)]
-    target = winners.target_of(torch.device("cuda", 0))
     jobs = [
-        workers.submit(Job(a.parsed.text, {}, planner.bucket_of(s), target, 32, {}, pipeline.FORWARD,
+        workers.submit(Job(a.parsed.text, {}, planner.bucket_of(s), TARGET, 32, {}, pipeline.FORWARD,
                            str(a.kernels.cache.root)))
         for a, s in made
     ]  # fmt: skip
@@ -162,12 +151,14 @@ def checked(workers: Workers) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--rows", default="dense,variants,masks,short,keys")
+    parser.add_argument("--rows", default=",".join(MADE))
     parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
     parser.add_argument("--checks", action="store_true")
+    parser.add_argument("--flex", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = [row for _, _, row in forward.wanted(MADE, options.rows, options.only) if row.spec != "neighborhood_2d"]
+    order = [row.name for _, _, row in forward.wanted(MADE, ",".join(MADE), "")]
     workers = Workers()
     made = [list(forms(row)) for row in rows]
     jobs = [[workers.submit(job) for _, job in several] for several in made]
@@ -176,11 +167,14 @@ def main() -> None:
         job.exception()
     if options.checks:
         checked(workers)
+    clocks = {cold: Events(cold, SPAN, ROUNDS) for cold in (True, False)}
+    clocks[False].SHORT = turns.HOST
     for row, several in zip(rows, made, strict=True):
-        results.append(measure(row, [form for form, _ in several]))
+        clock = clocks[row.part != "short"]
+        results.append(measure(row, [form for form, _ in several], clock, options.flex))
         rates = "  ".join(f"{n} {t:6.1f}" for n, t in results[-1]["tflops"].items())
         print(f"{row.name:36s} {rates}   {results[-1]['plan']}, error {results[-1]['error']:.1e}", flush=True)
-        records.write(Path(options.out) / "forward_fa3.json", results, [r.name for r in rows], algorithm="fa3")
+        records.write(Path(options.out) / "forward_fa3.json", results, order, algorithm="fa3")
         torch.cuda.empty_cache()
     workers.close()
 

@@ -35,7 +35,7 @@ from attncc.planner.search import ranked, specialised
 from attncc.runtime.attention import Attention
 from attncc.runtime.precompile import Workers
 from attncc.runtime.timing import Events
-from attncc.runtime.tune import job_of
+from attncc.runtime.tune import having, job_of
 
 TARGET = "sm_90"
 WRONG = 1e-2  # relative error of a 16-bit result that is no rounding
@@ -105,14 +105,9 @@ class Contest:
         self.compiled: dict[Candidate, Attention] = {}
         self.clock = Events(False, span=8.0, rounds=5)
 
-    def having(self, candidate: Candidate) -> Attention:
-        choices = {pipeline.FORWARD: candidate.choices}
-        planned = replace(self.planned, tuned=choices, choice=replace(self.planned.choice, plan=candidate.plan))
-        return self.attention.having(choices, planned)
-
     def measure(self, candidate: Candidate) -> None:
         """Compare with float64 in the first row; time in all."""
-        attn = self.compiled[candidate] = self.having(candidate)
+        attn = self.compiled[candidate] = having(self.attention, self.planned, pipeline.FORWARD, candidate)
         small = forward.tensors(replace(self.rows[0], batch=1, length=SMALL))
         with torch.no_grad():  # loads the kernel, while another has the GPU
             attn(*small, **self.rows[0].params)

@@ -128,22 +128,7 @@ def block_causal_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 @gluon.jit
 def block_causal_forward_tile(
-    order,
-    weights,
-    m,
-    l,
-    out,
-    query,
-    loaded,
-    b,
-    h,
-    h_kv,
-    shared,
-    signals,
-    args,
-    here,
-    mine_of: gl.constexpr,
-    plain: gl.constexpr,
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, plain: gl.constexpr
 ):
     """One more tile of keys: its products with the queries, those of the tile before under its weights.
 
@@ -183,9 +168,104 @@ def block_causal_forward_tile(
 
 
 @gluon.jit
-def block_causal_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
-    """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
+def block_causal_forward_tiles(
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
+):
+    """All tiles of keys but the first."""
+    while order & (ENOUGH << mine_of) == 0:
+        while order & PLAIN != 0:
+            order, weights, m, l, out = block_causal_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+            )
+            loaded += 1
+        while order & (PLAIN | (ENOUGH << mine_of)) == 0:
+            order, weights, m, l, out = block_causal_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+            )
+            loaded += 1
+    return order, weights, m, l, out, loaded
+
+
+@gluon.jit
+def block_causal_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of):
+    """64 rows of a tile that the producer handed out; the tiles of keys that were loaded until then."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, block = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    h_kv = h // group
+    scale = 0.08838834764831845 * LOG2E
+    buffer = mine_of * QUERIES + turn % QUERIES
+    query = Queries.index(buffer).reshape([ROWS, 128])
+    own = mine * TILE_Q + mine_of * ROWS
+    row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
+    q = row + (k_len - q_len)
+    here = (b, h, h_kv, row, q, scale)
+    m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
+    l = gl.zeros([ROWS, 8], gl.float32, SUMS)
+    out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
+
+    # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
+    at = loaded % STAGES
+    mbarrier.wait(query_full.index(buffer), turn // QUERIES & 1)
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(used.index(at))
+    p, m, l, rescale = block_causal_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    tma.store_wait(0)  # the output of the tile of rows before has left its buffer
+    mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
+    loaded += 1
+    order, weights, m, l, out, loaded = block_causal_forward_tiles(
+        order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
+    )
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+
+    # ---- the output, normalised once
+    b, h, mine, again = handed(drawn, turn)
+    mbarrier.arrive(drawn_used.index(turn % 2))
+    own = mine * TILE_Q + mine_of * ROWS
+    total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
+    inverse = 1.0 / gl.where(total == 0, 1.0, total)
+    lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
+    rows = own + gl.arange(0, ROWS, OF_ROWS)
+    gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
+    out = warpgroup_mma_wait(0, deps=[out])
+    while order & LAST == 0:  # tiles that others see, and these rows do not
+        at = loaded % STAGES
+        mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+        order = gl.max(orders.index(at).load(ONE), 0)
+        mbarrier.arrive(used.index(at))
+        loaded += 1
+    # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
+    safe = total < 2.0**60
+    safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
+    failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
+    verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
+    mbarrier.arrive(judged.index(turn % 2))
+    result = query
+    result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
+    fence_async_shared()
+    meet()
+    if (own < q_len) & (failed == 0):
+        store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
+    return loaded
+
+
+@gluon.jit
+def block_causal_forward_consume(shared, signals, args, mine_of):
+    """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     loaded = 0  # tiles of keys before this tile of rows
@@ -193,86 +273,17 @@ def block_causal_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     mbarrier.wait(drawn_full.index(0), 0)
     b, h, mine, again = handed(drawn, 0)
     while mine >= 0:
-        h_kv = h // group
-        scale = 0.08838834764831845 * LOG2E
-        buffer = mine_of * QUERIES + turn % QUERIES
-        query = Queries.index(buffer).reshape([ROWS, 128])
-        own = mine * TILE_Q + mine_of * ROWS
-        row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
-        q = row + (k_len - q_len)
-        here = (b, h, h_kv, row, q, scale)
-        m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
-        l = gl.zeros([ROWS, 8], gl.float32, SUMS)
-        out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
-
-        # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
-        at = loaded % STAGES
-        mbarrier.wait(query_full.index(buffer), turn // QUERIES & 1)
-        mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
-        s = warpgroup_mma(
-            query,
-            Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
-            gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
-            use_acc=False,
-            is_async=True,
-        )
-
-        order = gl.max(orders.index(at).load(ONE), 0)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(used.index(at))
-        p, m, l, rescale = block_causal_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
-        weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
-        tma.store_wait(0)  # the output of the tile of rows before has left its buffer
-        mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
-        loaded += 1
-        while order & (ENOUGH << mine_of) == 0:
-            while order & PLAIN != 0:
-                order, weights, m, l, out = block_causal_forward_tile(
-                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
-                )
-                loaded += 1
-            while order & (PLAIN | (ENOUGH << mine_of)) == 0:
-                order, weights, m, l, out = block_causal_forward_tile(
-                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
-                )
-                loaded += 1
-        before = (loaded - 1) % STAGES
-        mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
-        out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
-
-
-        # ---- the output, normalised once
-        b, h, mine, again = handed(drawn, turn)
-        mbarrier.arrive(drawn_used.index(turn % 2))
-        own = mine * TILE_Q + mine_of * ROWS
-        total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
-        inverse = 1.0 / gl.where(total == 0, 1.0, total)
-        lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
-        rows = own + gl.arange(0, ROWS, OF_ROWS)
-        gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
-        out = warpgroup_mma_wait(0, deps=[out])
-        while order & LAST == 0:  # tiles that others see, and these rows do not
-            at = loaded % STAGES
-            mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
-            order = gl.max(orders.index(at).load(ONE), 0)
-            mbarrier.arrive(used.index(at))
-            loaded += 1
-        # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
-        safe = total < 2.0**60
-        safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
-        failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
-        verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
-        mbarrier.arrive(judged.index(turn % 2))
-        result = query
-        result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
-        fence_async_shared()
-        meet()
-        if (own < q_len) & (failed == 0):
-            store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
+        loaded = block_causal_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of)
         turn += 1
         mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
         b, h, mine, again = handed(drawn, turn)
     tma.store_wait(0)
+
+
+@gluon.jit
+def block_causal_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
+    """Its number as a value, so that what it calls is read once for all of them."""
+    block_causal_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
 
 
 @gluon.jit
@@ -314,6 +325,49 @@ def block_causal_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shar
 
 
 @gluon.jit
+def block_causal_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args):
+    """Loads the keys that a tile of rows sees, in the order in which consumers use them."""
+    Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, block = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    scale = 0.08838834764831845 * LOG2E
+
+    # ---- the key tiles that these rows see
+    first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    q_high = last_row + k_len - q_len
+    end = (gl.maximum(gl.minimum(k_len, block * floor_div(q_high, block) + block), 0) + TILE_K - 1) // TILE_K
+    q_low = first_row + k_len - q_len
+    full_end = gl.maximum(gl.minimum(k_len, block * floor_div(q_low, block) + block), 0) // TILE_K
+    masked_steps = gl.maximum(end - full_end, 0)
+    full_steps = gl.maximum(full_end, 0)
+    total = gl.maximum(masked_steps + full_steps, 1)
+    raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
+    # what the rows of each consumer see ends before this tile
+    reach_0 = block_causal_forward_reach(mine * TILE_Q + 0 * ROWS, b, h, h_kv, args)
+    reach_1 = block_causal_forward_reach(mine * TILE_Q + 1 * ROWS, b, h, h_kv, args)
+
+    for count in range(0, total):
+        nth = count
+        masked = count >= full_steps
+        tile = nth
+        if masked:
+            nth -= full_steps
+            tile = full_end + nth
+        if masked_steps + full_steps == 0:
+            tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
+        order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
+        order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
+        if count >= full_steps:
+            order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
+            order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
+        if count == total - 1:
+            order = order | LAST | ENOUGH << 0 | ENOUGH << 1
+
+        loaded = block_causal_forward_load(order, count == 0, loaded, turn, b, h, h_kv, mine, shared, signals, args)
+    return loaded
+
+
+@gluon.jit
 def block_causal_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
     Q, K, V, Out, Lse, Drawn, q_len, k_len, b_len, h_len, group, together, block = args
@@ -339,40 +393,7 @@ def block_causal_forward_producer(shared, signals, args):
         hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
         if waiting < 0:
             waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
-        scale = 0.08838834764831845 * LOG2E
-
-        # ---- the key tiles that these rows see
-        first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-        q_high = last_row + k_len - q_len
-        end = (gl.maximum(gl.minimum(k_len, block * floor_div(q_high, block) + block), 0) + TILE_K - 1) // TILE_K
-        q_low = first_row + k_len - q_len
-        full_end = gl.maximum(gl.minimum(k_len, block * floor_div(q_low, block) + block), 0) // TILE_K
-        masked_steps = gl.maximum(end - full_end, 0)
-        full_steps = gl.maximum(full_end, 0)
-        total = gl.maximum(masked_steps + full_steps, 1)
-        raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
-        # what the rows of each consumer see ends before this tile
-        reach_0 = block_causal_forward_reach(mine * TILE_Q + 0 * ROWS, b, h, h_kv, args)
-        reach_1 = block_causal_forward_reach(mine * TILE_Q + 1 * ROWS, b, h, h_kv, args)
-
-        for count in range(0, total):
-            nth = count
-            masked = count >= full_steps
-            tile = nth
-            if masked:
-                nth -= full_steps
-                tile = full_end + nth
-            if masked_steps + full_steps == 0:
-                tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
-            order = tile * 128 + gl.where(masked, MASKED, 0) + gl.where(raises, RAISES, 0)
-            order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
-            if count >= full_steps:
-                order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
-                order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
-            if count == total - 1:
-                order = order | LAST | ENOUGH << 0 | ENOUGH << 1
-
-            loaded = block_causal_forward_load(order, count == 0, loaded, turn, b, h, h_kv, mine, shared, signals, args)
+        loaded = block_causal_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
         # ---- what comes next: rows that have to be computed again, else what was drawn
         following = -1
         if settled < turn:

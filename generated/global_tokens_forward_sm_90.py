@@ -163,22 +163,7 @@ def global_tokens_forward_weights(s, m, l, tile, args, here, masked, raises):
 
 @gluon.jit
 def global_tokens_forward_tile(
-    order,
-    weights,
-    m,
-    l,
-    out,
-    query,
-    loaded,
-    b,
-    h,
-    h_kv,
-    shared,
-    signals,
-    args,
-    here,
-    mine_of: gl.constexpr,
-    plain: gl.constexpr,
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, plain: gl.constexpr
 ):
     """One more tile of keys: its products with the queries, those of the tile before under its weights.
 
@@ -221,12 +206,104 @@ def global_tokens_forward_tile(
 
 
 @gluon.jit
-def global_tokens_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
-    """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
+def global_tokens_forward_tiles(
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
+):
+    """All tiles of keys but the first."""
+    while order & LAST == 0:
+        while order & PLAIN != 0:
+            order, weights, m, l, out = global_tokens_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+            )
+            loaded += 1
+        while order & (PLAIN | LAST) == 0:
+            order, weights, m, l, out = global_tokens_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+            )
+            loaded += 1
+    return order, weights, m, l, out, loaded
+
+
+@gluon.jit
+def global_tokens_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of):
+    """64 rows of a tile that the producer handed out; the tiles of keys that were loaded until then."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
         h_len, group, together, Tables, q_tiles, k_tiles, side,
     ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    h_kv = h // group
+    scale = 0.08838834764831845 * LOG2E
+    buffer = mine_of * QUERIES + turn % QUERIES
+    query = Queries.index(buffer).reshape([ROWS, 128])
+    own = mine * TILE_Q + mine_of * ROWS
+    row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
+    q = row
+    is_global_q = gl.load(
+        is_global + b * stride_is_global_0 + gl.cast(q, gl.int64) * stride_is_global_1, mask=(q < k_len), other=0
+    )
+    here = (b, h, h_kv, row, q, scale, is_global_q)
+    m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
+    l = gl.zeros([ROWS, 8], gl.float32, SUMS)
+    out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
+
+    # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
+    at = loaded % STAGES
+    mbarrier.wait(query_full.index(buffer), turn // QUERIES & 1)
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(used.index(at))
+    p, m, l, rescale = global_tokens_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    tma.store_wait(0)  # the output of the tile of rows before has left its buffer
+    mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
+    loaded += 1
+    order, weights, m, l, out, loaded = global_tokens_forward_tiles(
+        order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
+    )
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+
+    # ---- the output, normalised once
+    b, h, mine, again = handed(drawn, turn)
+    mbarrier.arrive(drawn_used.index(turn % 2))
+    own = mine * TILE_Q + mine_of * ROWS
+    total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
+    inverse = 1.0 / gl.where(total == 0, 1.0, total)
+    lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
+    rows = own + gl.arange(0, ROWS, OF_ROWS)
+    gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
+    out = warpgroup_mma_wait(0, deps=[out])
+    # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
+    safe = total < 2.0**60
+    safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
+    failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
+    verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
+    mbarrier.arrive(judged.index(turn % 2))
+    result = query
+    result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
+    fence_async_shared()
+    meet()
+    if (own < q_len) & (failed == 0):
+        store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
+    return loaded
+
+
+@gluon.jit
+def global_tokens_forward_consume(shared, signals, args, mine_of):
+    """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     loaded = 0  # tiles of keys before this tile of rows
@@ -234,83 +311,17 @@ def global_tokens_forward_consumer(shared, signals, args, mine_of: gl.constexpr)
     mbarrier.wait(drawn_full.index(0), 0)
     b, h, mine, again = handed(drawn, 0)
     while mine >= 0:
-        h_kv = h // group
-        scale = 0.08838834764831845 * LOG2E
-        buffer = mine_of * QUERIES + turn % QUERIES
-        query = Queries.index(buffer).reshape([ROWS, 128])
-        own = mine * TILE_Q + mine_of * ROWS
-        row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
-        q = row
-        is_global_q = gl.load(
-            is_global + b * stride_is_global_0 + gl.cast(q, gl.int64) * stride_is_global_1, mask=(q < k_len), other=0
-        )
-        here = (b, h, h_kv, row, q, scale, is_global_q)
-        m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
-        l = gl.zeros([ROWS, 8], gl.float32, SUMS)
-        out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
-
-        # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
-        at = loaded % STAGES
-        mbarrier.wait(query_full.index(buffer), turn // QUERIES & 1)
-        mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
-        s = warpgroup_mma(
-            query,
-            Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
-            gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
-            use_acc=False,
-            is_async=True,
-        )
-
-        order = gl.max(orders.index(at).load(ONE), 0)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(used.index(at))
-        p, m, l, rescale = global_tokens_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
-        weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
-        tma.store_wait(0)  # the output of the tile of rows before has left its buffer
-        mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
-        loaded += 1
-        while order & LAST == 0:
-            while order & PLAIN != 0:
-                order, weights, m, l, out = global_tokens_forward_tile(
-                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
-                )
-                loaded += 1
-            while order & (PLAIN | LAST) == 0:
-                order, weights, m, l, out = global_tokens_forward_tile(
-                    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
-                )
-                loaded += 1
-        before = (loaded - 1) % STAGES
-        mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
-        out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
-
-
-        # ---- the output, normalised once
-        b, h, mine, again = handed(drawn, turn)
-        mbarrier.arrive(drawn_used.index(turn % 2))
-        own = mine * TILE_Q + mine_of * ROWS
-        total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
-        inverse = 1.0 / gl.where(total == 0, 1.0, total)
-        lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
-        rows = own + gl.arange(0, ROWS, OF_ROWS)
-        gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
-        out = warpgroup_mma_wait(0, deps=[out])
-        # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
-        safe = total < 2.0**60
-        safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
-        failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
-        verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
-        mbarrier.arrive(judged.index(turn % 2))
-        result = query
-        result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
-        fence_async_shared()
-        meet()
-        if (own < q_len) & (failed == 0):
-            store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
+        loaded = global_tokens_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of)
         turn += 1
         mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
         b, h, mine, again = handed(drawn, turn)
     tma.store_wait(0)
+
+
+@gluon.jit
+def global_tokens_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
+    """Its number as a value, so that what it calls is read once for all of them."""
+    global_tokens_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
 
 
 @gluon.jit
@@ -345,6 +356,95 @@ def global_tokens_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, sha
 
 
 @gluon.jit
+def global_tokens_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args):
+    """Loads the keys that a tile of rows sees, in the order in which consumers use them."""
+    (
+        Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
+        h_len, group, together, Tables, q_tiles, k_tiles, side,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    scale = 0.08838834764831845 * LOG2E
+
+    # ---- the key tiles that these rows see
+    row = mine * TILE_Q + gl.arange(0, TILE_Q, LANES)
+    q = row
+    is_global_q = gl.load(
+        is_global + b * stride_is_global_0 + gl.cast(q, gl.int64) * stride_is_global_1, mask=(q < k_len), other=0
+    )
+    is_global_row = gl.load(
+        is_global + b * stride_is_global_0 + gl.cast(row, gl.int64) * stride_is_global_1, mask=(row < k_len), other=0
+    )
+    is_global_q_max_3 = gl.max(gl.where(row < q_len, gl.where(is_global_row, 1, 0), -2147483647))
+    is_global_q_min_3 = gl.min(gl.where(row < q_len, gl.where(is_global_row, 1, 0), 2147483647))
+    Tables = args[15] + b.to(gl.int64) * (2 * k_tiles)
+    first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    masked_steps = 0
+    full_steps = 0
+    total = gl.maximum(masked_steps + full_steps, 1)
+    raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
+
+    begun = loaded
+    pending = -1  # the order before, which is handed on when it is known whether another follows
+    lower = 0  # 1 behind a whole tile, whose maximum is every row's reference
+    for lane_base in range(0, (k_len + TILE_K - 1) // TILE_K, 32):  # 32 tiles at a time are classed, one to a lane
+        step = lane_base + gl.arange(0, 32, LANES)
+        lane = step
+        inner_first, inner_last = lane * TILE_K, gl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        is_global_k_max = gl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        is_global_k_min = gl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
+        live = (
+            (step < (k_len + TILE_K - 1) // TILE_K)
+            & (
+                (0 < is_global_k_max)
+                | (gl.maximum(inner_first - last_row, gl.maximum(first_row - inner_last, 0)) <= side)
+                | (0 < is_global_q_max_3)
+            )
+        )
+        whole = (
+            live
+            & (
+                (0 < is_global_k_min) | (gl.maximum(last_row - inner_first, inner_last - first_row) <= side)
+                | (0 < is_global_q_min_3)
+            )
+            & (inner_first + TILE_K <= k_len)
+        )
+        for masked in gl.static_range(2):  # whole tiles first, then those that need the mask
+            if masked:
+                chosen = live & ~whole
+            else:
+                chosen = whole
+            rank = gl.associative_scan(chosen.to(gl.int32), 0, plus)
+            for nth in range(gl.max(rank, 0)):
+                if pending >= 0:
+                    loaded = global_tokens_forward_load(
+                        pending + gl.where((nth >= 0) & (again == 0) & (lower > 0), PLAIN, 0) * (1 - masked),
+                        loaded == begun,
+                        loaded,
+                        turn,
+                        b,
+                        h,
+                        h_kv,
+                        mine,
+                        shared,
+                        signals,
+                        args,
+                    )
+                pending = (
+                    gl.sum(gl.where(chosen & (rank == nth + 1), lane, 0), 0) * 128 + masked * MASKED
+                    + gl.where((again > 0) | (lower == 0), RAISES, 0)
+                )
+                lower = gl.maximum(lower, 1 - masked)
+    if pending < 0:
+        pending = gl.cdiv(k_len, TILE_K) * 128 + MASKED  # behind the last key, where nothing is seen
+    loaded = global_tokens_forward_load(
+        pending + LAST, loaded == begun, loaded, turn, b, h, h_kv, mine, shared, signals, args
+    )
+
+    return loaded
+
+
+@gluon.jit
 def global_tokens_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
     (
@@ -373,85 +473,7 @@ def global_tokens_forward_producer(shared, signals, args):
         hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
         if waiting < 0:
             waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
-        scale = 0.08838834764831845 * LOG2E
-
-        # ---- the key tiles that these rows see
-        row = mine * TILE_Q + gl.arange(0, TILE_Q, LANES)
-        q = row
-        is_global_q = gl.load(
-            is_global + b * stride_is_global_0 + gl.cast(q, gl.int64) * stride_is_global_1, mask=(q < k_len), other=0
-        )
-        is_global_row = gl.load(
-            is_global + b * stride_is_global_0 + gl.cast(row, gl.int64) * stride_is_global_1,
-            mask=(row < k_len),
-            other=0,
-        )
-        is_global_q_max_3 = gl.max(gl.where(row < q_len, gl.where(is_global_row, 1, 0), -2147483647))
-        is_global_q_min_3 = gl.min(gl.where(row < q_len, gl.where(is_global_row, 1, 0), 2147483647))
-        Tables = args[15] + b.to(gl.int64) * (2 * k_tiles)
-        first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
-        masked_steps = 0
-        full_steps = 0
-        total = gl.maximum(masked_steps + full_steps, 1)
-        raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
-
-        begun = loaded
-        pending = -1  # the order before, which is handed on when it is known whether another follows
-        lower = 0  # 1 behind a whole tile, whose maximum is every row's reference
-        for lane_base in range(0, (k_len + TILE_K - 1) // TILE_K, 32):  # 32 tiles at a time are classed, one to a lane
-            step = lane_base + gl.arange(0, 32, LANES)
-            lane = step
-            inner_first, inner_last = lane * TILE_K, gl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-            is_global_k_max = gl.load(Tables + lane, mask=lane < k_tiles, other=0)
-            is_global_k_min = gl.load(Tables + k_tiles + lane, mask=lane < k_tiles, other=0)
-            live = (
-                (step < (k_len + TILE_K - 1) // TILE_K)
-                & (
-                    (0 < is_global_k_max)
-                    | (gl.maximum(inner_first - last_row, gl.maximum(first_row - inner_last, 0)) <= side)
-                    | (0 < is_global_q_max_3)
-                )
-            )
-            whole = (
-                live
-                & (
-                    (0 < is_global_k_min) | (gl.maximum(last_row - inner_first, inner_last - first_row) <= side)
-                    | (0 < is_global_q_min_3)
-                )
-                & (inner_first + TILE_K <= k_len)
-            )
-            for masked in gl.static_range(2):  # whole tiles first, then those that need the mask
-                if masked:
-                    chosen = live & ~whole
-                else:
-                    chosen = whole
-                rank = gl.associative_scan(chosen.to(gl.int32), 0, plus)
-                for nth in range(gl.max(rank, 0)):
-                    if pending >= 0:
-                        loaded = global_tokens_forward_load(
-                            pending + gl.where((nth >= 0) & (again == 0) & (lower > 0), PLAIN, 0) * (1 - masked),
-                            loaded == begun,
-                            loaded,
-                            turn,
-                            b,
-                            h,
-                            h_kv,
-                            mine,
-                            shared,
-                            signals,
-                            args,
-                        )
-                    pending = (
-                        gl.sum(gl.where(chosen & (rank == nth + 1), lane, 0), 0) * 128 + masked * MASKED
-                        + gl.where((again > 0) | (lower == 0), RAISES, 0)
-                    )
-                    lower = gl.maximum(lower, 1 - masked)
-        if pending < 0:
-            pending = gl.cdiv(k_len, TILE_K) * 128 + MASKED  # behind the last key, where nothing is seen
-        loaded = global_tokens_forward_load(
-            pending + LAST, loaded == begun, loaded, turn, b, h, h_kv, mine, shared, signals, args
-        )
-
+        loaded = global_tokens_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
         # ---- what comes next: rows that have to be computed again, else what was drawn
         following = -1
         if settled < turn:
@@ -566,7 +588,7 @@ def forward(q, k, v, *, side=256, is_global):
     if not out.numel():
         return out, lse
     group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
-    cached = max(1, 33554432 // (512 * k_len))  # heads whose K and V L2 holds
+    cached = max(1, 33554432 // (512 * min(k_len, 2048)))  # heads whose K and V L2 holds
     together = min(min(cached, 32) * group, b_len * h_len)
     # tiles of rows that were drawn, beside the first of each block
     drawn = torch.zeros(1, dtype=torch.int32, device=q.device)

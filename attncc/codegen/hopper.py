@@ -13,6 +13,7 @@ from attncc.codegen.loops import VisitsView, Walk, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Segment, Visits, conjuncts, names, tile_names
+from attncc.planner.hopper import GROUP_THREADS, REGISTERS_SM, blocks, register_cap
 from attncc.planner.shared_memory import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 NARROW = 64  # columns of a head for whose short products the place of waits matters
 CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
+NEAR = 2048  # positions that a local mask's tiles reach at a time, about
 TOGETHER = 32  # heads of more than NARROW columns whose tiles run side by side, at most: short ones take turns
 LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126
 SIDE = 100  # characters of such a side
 HEADROOM = "8.0"  # of e4m3, which ends at 448
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
-REGISTERS_SM, GROUP_THREADS = 65536, 128
 
 Reached = tuple[tuple[str, ...], str] | None
 
@@ -82,6 +83,8 @@ class HopperView:
     consumers: tuple[int, ...]
     consumer_registers: int
     producer_registers: int
+    launch_options: str
+    programs: str  # that the GPU runs at once
     queries: int  # buffers of Q for each consumer
     key_size: int  # columns of a head, its parts together
     value_size: int
@@ -105,25 +108,30 @@ class HopperView:
     eight: EightBit | None
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
+    reach_keys: str  # keys of a head that tiles which run side by side see
     together: int  # heads of K and V whose tiles run side by side, at most; 0 where only L2 bounds them
 
 
 def hopper_view(
-    plan: KernelPlan, args: Sequence[Argument], view: KernelView, reach: Reached, seen: Seen | None
+    plan: KernelPlan, args: Sequence[Argument], view: KernelView, reach: Reached, seen: Seen | None, local: bool
 ) -> HopperView:
-    """`view` is that of the same plan; the kernel's other values. `reach` is what `reached` gives, `seen` seen_keys."""
+    """`view` is that of the same plan; the kernel's other values. `reach` is what `reached` gives, `seen` seen_keys;
+    `local` says that longer sequences have no more tiles in each row of tiles."""
     lines = (*view.program_lines, *view.row_lines)
     whole = dict.fromkeys(["b", "h", "h_kv", "row", "q", *(line.partition(" = ")[0] for line in lines)])
     whole |= {"threshold": None} if view.dropout else {}
     consumers, parts = plan.tile_q // CONSUMER_ROWS, zip(view.k_parts, view.v_parts, strict=False)
     own = plan.max_registers - (VECTORS if plan.classed else 0)
-    left = REGISTERS_SM // GROUP_THREADS - consumers * own
+    cap, several = register_cap(plan), blocks(plan)
+    left = (cap * (consumers + 1) if cap else REGISTERS_SM // GROUP_THREADS) - consumers * own
     masked, full = (steps(w, view.visits.jumps) for w in (view.visits.masked, view.visits.full))
     size = ELEMENT_BYTES[plan.dtype]
     whole_reach = None if reach is None or masked is None else Reach(*reach, _since(view.visits, full))
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
-        producer_registers=left // 8 * 8, queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
+        producer_registers=left // 8 * 8, launch_options=f" maxnreg={cap}," if cap else "",
+        programs=f"{several} * processors(q.device)" if several > 1 else "processors(q.device)",
+        queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
         arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
         handed=", ".join(n for n in whole if re.fullmatch(r"\w+", n)),
         places={a.name: i for i, a in enumerate(args)},
@@ -135,8 +143,14 @@ def hopper_view(
         ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded") or bool(plan.scales),
         depth=32 // size, packed=4 // size, eight=_eight_bit(plan, view),
         key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
+        reach_keys=near("k_len") if local else "k_len",
         together=TOGETHER if plan.head_dim > NARROW else 0,
     )  # fmt: skip
+
+
+def near(length: str) -> str:
+    """As much of a length as a local mask's tiles reach at a time."""
+    return f"min({length}, {NEAR})"
 
 
 def _eight_bit(plan: KernelPlan, view: KernelView) -> EightBit | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from attncc.analysis import nonnegative
+from attncc.analysis import nonnegative, spread
 from attncc.analysis.bounded import bounded
 from attncc.analysis.kernel import pruned
 from attncc.analysis.normaliser import normaliser
@@ -160,7 +160,8 @@ def render(
         names = kernel_names(spec)[1]
         fresh = partial(_lowering, spec, plan, names, view.kernel, tables_of(visits), "gl")
         reach, seen = reached(spec, visits, plan, fresh()), seen_keys(spec, fresh())
-        view = replace(view, hopper=hopper_view(plan, arguments(spec, plan, names), view, reach, seen))
+        local = spread(spec, visits) == "local"
+        view = replace(view, hopper=hopper_view(plan, arguments(spec, plan, names), view, reach, seen, local))
     return rendered(SKELETONS[plan.algorithm], view)
 
 

@@ -24,6 +24,7 @@ WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp g
 POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one", "sigmoid", "relu", "none", "custom")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
+REGISTERS_SM, GROUP_THREADS, LOADER = 65536, 128, 24  # the last of a thread that loads, at least
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,19 @@ class Schedule:
     stages: int
     queries: int
     apart: tuple[str, ...] = ()  # references with which whole tiles are faster in a loop of their own
+    registers: int = 0  # of a consumer's thread, where these tiles leave room for another block on the SM
 
 
 SCHEDULES = (
     Schedule(64, 192, 128, 4, 2), Schedule(128, 128, 128, 2, 2, ("whole_tile", "bounded", "running", "none")),
     Schedule(192, 128, 64, 2, 2, ("running",)), Schedule(256, 128, 64, 2, 1, ("running",)),
 )  # fmt: skip
-# Beside those of heads of up to 128 columns, where there is a mask: of narrow tiles fewer pairs are masked.
-NARROW = Schedule(128, 128, 64, 4, 2, ("whole_tile", "running", "none"))
+# Beside those of the same heads, where there is a mask: of narrow tiles fewer pairs are masked. With 64 columns two
+# blocks share an SM, and one multiplies while the other begins or ends a tile of rows; scores have no room there.
+NARROW = {
+    64: Schedule(64, 128, 64, 4, 2, ("whole_tile", "running", "none"), registers=104),
+    128: Schedule(128, 128, 64, 4, 2, ("whole_tile", "running", "none")),
+}
 
 
 # Of 8 bits, whose output leaves through buffers of its own; values of wide heads are multiplied in parts of 64 columns.
@@ -124,10 +130,19 @@ def plans(
     width, eight = max(padded(shape.head_dim), padded(shape.head_dim_v)), spec.precision.is_eight_bit
     every = EIGHT_BIT_SCHEDULES if eight else SCHEDULES
     usual = next((s for s in every if width <= s.head_dim), every[-1])
-    narrow = not eight and usual.head_dim == NARROW.head_dim and bool(spec.masks) and bounded(spec) is None
-    known = (usual, NARROW) if narrow else (usual,)
+    narrow = NARROW.get(usual.head_dim) if not eight and spec.masks and bounded(spec) is None else None
+    known = (usual,) if narrow is None or not _has_room(narrow, spec, pins) else (usual, narrow)
     made = (p for schedule in known for p in _plans(schedule, spec, shape, target, pins, references, visits))
     yield from dict.fromkeys(made)
+
+
+def _has_room(schedule: Schedule, spec: AttentionSpec, pins: Pins) -> bool:
+    """Whether threads can do with a schedule's own share of the registers: in its own tiles, for a mask alone."""
+    if not schedule.registers:
+        return True
+    own = (pins.tile_q, schedule.tile_q), (pins.tile_k, schedule.tile_k), (pins.stages, schedule.stages)
+    plain = not (spec.scores or spec.dropout is not None or spec.weight is not None or has_key_mask(spec))
+    return plain and spec.softmax.policy in SEEN and all(pin in (None, its) for pin, its in own)
 
 
 def _plans(
@@ -150,7 +165,7 @@ def _plans(
             tile_k=pins.tile_k or usual.tile_k, stages=pins.stages or usual.stages,
             warps=pins.warps or consumers * WARPS_GROUP, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v,
             dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, loads="descriptor",
-            max_registers=REGISTERS.get(consumers, 0), classed=classed,
+            max_registers=usual.registers or REGISTERS.get(consumers, 0), classed=classed,
             reference=reference, queries=usual.queries,
             apart=whole and reference in usual.apart,
             scales="" if not eight else "block" if spec.precision.block else "whole",
@@ -195,6 +210,20 @@ def shared_bytes(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> i
     tiles = tiles_of(plan, target)
     results = tiles.out * ELEMENT_BYTES["bf16"] if plan.scales else 0
     return plan.queries * tiles.query + plan.stages * (tiles.key + tiles.value) + results + ALIGNMENT
+
+
+def blocks(plan: KernelPlan) -> int:
+    """Blocks of a plan's kernel that share an SM, by their registers."""
+    if plan.direction != "forward" or not plan.max_registers:
+        return 1
+    own = plan.tile_q // GROUP_ROWS * plan.max_registers + LOADER
+    return max(1, REGISTERS_SM // (GROUP_THREADS * own))
+
+
+def register_cap(plan: KernelPlan) -> int:
+    """Registers of each thread when a block begins, before its roles share them out; 0 where it has the SM alone."""
+    share = REGISTERS_SM // (blocks(plan) * GROUP_THREADS * (plan.tile_q // GROUP_ROWS + 1))
+    return share // 8 * 8 if blocks(plan) > 1 else 0
 
 
 def value_columns(plan: KernelPlan) -> int:

@@ -67,7 +67,7 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     """The numbers that the formulas speak of, for a plan that visits `tiles` tiles (None: all of them)."""
     kv_heads = shape.batch * shape.kv_heads
     row = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
-    side = target.units * (1 if plan.algorithm == "fa3" or not target.is_gpu else resident_blocks(plan, target))
+    side = target.units * (resident_blocks(plan, target) if target.is_gpu else 1)
     if plan.algorithm == "fa1":  # one program a head
         side = min(side, shape.batch * shape.heads)
     cached = max(1, HEADS_CACHED // (row * shape.k_len))

@@ -12,7 +12,7 @@ from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
 from attncc.planner import efficiency, hopper, ladder, shared_memory
-from attncc.planner.classes import LONG, class_of
+from attncc.planner.classes import LONG, SHORT, class_of
 from attncc.planner.io import Costs, costs, ranking_ms
 from attncc.planner.legality import BUILT, Violation, violations
 from attncc.planner.operands import has_key_mask, operands
@@ -42,10 +42,11 @@ def choose(
 ) -> Choice:
     """The fastest plan by the model that fits `target` and keeps to what the spec pins; PlanError where none does.
 
-    The plan depends on the head sizes, the dtype and the class of the query length (up to 16, up to 64, longer), on
-    nothing else of the shape: other lengths and batches run the same kernels. `visits` says whether the mask leaves
-    tiles out; without it the spec's mask does. `any_stride` asks for the kernel beside one that loads by descriptor,
-    for calls whose K or V the TMA unit cannot address: what it shares with that one gives the same bits.
+    The plan depends on the head sizes, the dtype and the class of the query length (up to 16, 64, 1024, longer; the
+    last two have most plans in common), on nothing else of the shape: other lengths and batches run the same kernels.
+    `visits` says whether the mask leaves tiles out; without it the spec's mask does. `any_stride` asks for the kernel
+    beside one that loads by descriptor, for calls whose K or V the TMA unit cannot address: what it shares with that
+    one gives the same bits.
     """
     schedule = spec.schedule(target.name)
     if schedule.algorithm == "fa3" and any_stride:  # no kernel of that algorithm: what is pinned is not about it
@@ -61,7 +62,7 @@ def choose(
     legal = [plan for plan, faults in judged if not faults]
     if not legal:
         raise PlanError(_nothing_fits(judged, spec, target, schedule))
-    timed, spread = _timed(legal, spec, usual, target, visits)
+    timed, spread = _timed(legal, spec, shape, target, visits)
     best, plan = timed[0]
     slower = [
         (p, f"predicted {ms / best:.2f} times the time{_why(p, target, spread)}") for ms, p in timed[1 : SHOWN + 1]
@@ -82,10 +83,11 @@ def _timed(
     what leaves the most to spare comes first; then the smaller footprint.
     """
     spread = analysis.spread(spec, visits) if visits is not None else "dense" if spec.masks else "all"
-    timed = []
+    usual, timed = class_of(shape), []
     for plan in plans:
         rate = efficiency.efficiency(plan, target, spread) if target.is_gpu else 1.0
-        ms = ranking_ms(plan, shape, target, rate) * efficiency.needless(plan, spread)
+        rate *= efficiency.short_gain(plan, target, spread) if shape.q_len <= SHORT else 1.0
+        ms = ranking_ms(plan, usual, target, rate) * efficiency.needless(plan, spread)
         timed.append(((ms, -rate, plan.shared_bytes, plan.stages, plan.warps, -plan.tile_q), plan))
     return [(rank[0], plan) for rank, plan in sorted(timed, key=lambda pair: pair[0])], spread
 
@@ -97,7 +99,7 @@ def ranked(
     schedule, usual = spec.schedule(target.name), class_of(shape)
     made = [finish(plan, target) for plan in _candidates(spec, usual, target, schedule, visits, False)]
     fit = [plan for plan, faults in _hopper(spec, usual, target, schedule, visits) if not faults]
-    timed, _ = _timed([*fit, *(plan for plan in made if not violations(plan, target))], spec, usual, target, visits)
+    timed, _ = _timed([*fit, *(plan for plan in made if not violations(plan, target))], spec, shape, target, visits)
     return tuple((plan, ms) for ms, plan in timed)
 
 

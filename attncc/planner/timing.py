@@ -61,7 +61,7 @@ def forward_ms(
     hidden = HIDDEN if plan.algorithm == "fa3" else 1.0
     work += hidden * special * float(sizes.pairs) / (target.exp_gps * 1e6)
     cached = float(kernel.streamed) / (target.units * target.clock_ghz * CACHE_BYTES_CLOCK * 1e6)
-    blocks = 1 if plan.algorithm == "fa3" else resident_blocks(plan, target)
+    blocks = resident_blocks(plan, target)
     if plan.algorithm == "fa1":  # one program a head, all alike, which waits for what it reads and writes
         work += cached * CACHE_BYTES_CLOCK / STATE_BYTES_CLOCK
         cached, spread = 0.0, "all"

@@ -21,6 +21,7 @@ from attncc.codegen.signature import Argument, arguments
 from attncc.codegen.triton import kernel_names
 from attncc.errors import EnvironmentFault, PlanError
 from attncc.ir import AttentionSpec, KernelPlan
+from attncc.planner.hopper import register_cap
 from attncc.targets import Target, target
 
 ALIGNED = 16  # bytes and elements: what Triton's launcher tests addresses and strides for
@@ -118,7 +119,9 @@ def _source(
 
         ordered = {name: signature[name] for name in kernel.arg_names}
         places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        return GluonASTSource(kernel, ordered, places, attributes), {"num_warps": GROUP_WARPS}
+        cap = register_cap(plan)
+        options = {"num_warps": GROUP_WARPS, **({"maxnreg": cap} if cap else {})}
+        return GluonASTSource(kernel, ordered, places, attributes), options
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.max_registers:
         options["maxnreg"] = plan.max_registers

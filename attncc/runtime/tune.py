@@ -181,6 +181,17 @@ def job_of(attention: Attention, planned: pipeline.Planned, direction: str, cand
     )  # fmt: skip
 
 
+def having(attention: Attention, planned: pipeline.Planned, direction: str, candidate: Candidate) -> Attention:
+    """The attention with a candidate in the place of the planner's choice."""
+    tuned = {direction: candidate.choices}
+    planned = replace(planned, tuned=tuned)
+    if direction == pipeline.FORWARD:
+        plan = planner.with_choices(planned.choice.plan, candidate.choices, planned.target)
+        assert plan is not None  # candidates are legal
+        planned = replace(planned, choice=replace(planned.choice, plan=plan))
+    return attention.having(tuned, planned)
+
+
 class OnDevice:
     """A `search.Subject`: one pass of a call on the GPU that its tensors are on."""
 
@@ -222,13 +233,7 @@ class OnDevice:
 
     def judge(self, candidate: Candidate) -> Sequence[str]:
         """A small call against float64; the call itself twice, and against the first candidate that was right."""
-        choices = {self.direction: candidate.choices}
-        planned = replace(self.planned, tuned=choices)
-        if self.direction == pipeline.FORWARD:
-            plan = planner.with_choices(planned.choice.plan, candidate.choices, planned.target)
-            assert plan is not None  # candidates are legal
-            planned = replace(planned, choice=replace(planned.choice, plan=plan))
-        tuned = self.call.attention.having(choices, planned)
+        tuned = having(self.call.attention, self.planned, self.direction, candidate)
         with self._memory():
             known = self.contest.faults
             if candidate not in known:

@@ -9,6 +9,7 @@ import pytest
 
 from attncc.analysis import kernel_visits
 from attncc.codegen import render
+from attncc.codegen.tables import tables_of
 from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import Schedule, Shape
@@ -100,9 +101,7 @@ def test_a_loop_of_their_own_for_whole_tiles_is_there_where_it_is_faster():
     assert usual.apart and other == replace(usual, apart=False)
     texts = [render(spec, kernel_visits(spec, forward=True), p) for p in (usual, other)]
     assert ["PLAIN" in text for text in texts] == [True, False]
-    assert (
-        not plan("causal", head_dim=64, head_dim_v=64).apart and not plan("causal", head_dim=256, head_dim_v=256).apart
-    )
+    assert not plan("full", head_dim=64, head_dim_v=64).apart and not plan("causal", head_dim=256, head_dim_v=256).apart
     assert not plan("alibi").apart and plan("causal", head_dim=256, head_dim_v=256, dtype="f16").apart
 
 
@@ -112,3 +111,40 @@ def test_a_loop_of_their_own_for_whole_tiles_is_there_where_it_is_faster():
 )
 def test_tiles_are_narrow_where_that_is_faster(name, tile_k):
     assert plan(name, pins=Schedule()).tile_k == tile_k
+
+
+def test_two_blocks_share_a_processor_where_heads_are_narrow_and_there_is_a_mask_alone():
+    found = plan("causal", head_dim=64, head_dim_v=64, q_len=1000)
+    assert hopper.blocks(found) == 2 and 2 * found.shared_bytes <= target("sm_90").shared_bytes_sm
+    cap, consumers = hopper.register_cap(found), found.tile_q // hopper.GROUP_ROWS
+    assert 2 * cap * hopper.GROUP_THREADS * (consumers + 1) <= target("sm_90").registers_sm
+    assert cap * (consumers + 1) >= found.max_registers * consumers + hopper.LOADER
+    spec = parse((SPECS / "causal.attn").read_text(encoding="utf-8")).spec
+    text = render(spec, kernel_visits(spec, forward=True), found)
+    assert f"num_warps=4, maxnreg={cap}," in text and "min(slots, 2 * processors(q.device))" in text
+    assert f"[{found.max_registers}, {cap * (consumers + 1) - found.max_registers * consumers}]" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "pins"),
+    [("full", {}), ("softcap", {}), ("causal_dropout", {}), ("padding", {}), ("window", {"tile_q": 192}),
+     ("window", {"tile_k": 128}), ("window", {"stages": 3})],
+)  # fmt: skip
+def test_a_block_with_more_to_hold_has_the_processor_alone(name, pins):
+    found = plan(name, pins=Schedule(algorithm="fa3", **pins), head_dim=64, head_dim_v=64, q_len=1000)
+    assert hopper.blocks(found) == 1 and not hopper.register_cap(found)
+
+
+@pytest.mark.parametrize(("name", "rows", "blocks"), [("causal", 1024, 2), ("causal", 1025, 1), ("window", 4096, 2)])
+def test_blocks_share_a_processor_where_that_is_faster(name, rows, blocks):
+    assert hopper.blocks(plan(name, pins=Schedule(), head_dim=64, head_dim_v=64, q_len=rows)) == blocks
+
+
+@pytest.mark.parametrize(("name", "keys"), [("causal", "k_len"), ("document", "min(k_len, 2048)")])
+def test_more_heads_run_side_by_side_where_their_tiles_see_few_keys(name, keys):
+    spec = parse((SPECS / f"{name}.attn").read_text(encoding="utf-8")).spec
+    visits = kernel_visits(spec, forward=True)
+    made = plan(name)
+    assert f"cached = max(1, 33554432 // (512 * {keys}))" in render(
+        spec, visits, replace(made, tables=tables_of(visits).made)
+    )

@@ -65,7 +65,7 @@ def test_the_model_meets_the_measured_kernel():
 
 
 def test_a_schedule_that_was_measured_on_documents_alone_is_a_guess_elsewhere():
-    (record,) = (r for r in MEASURED["sm_90"] if not r.full)
+    (record,) = (r for r in MEASURED["sm_90"] if not (r.full or r.causal))
     names = ("tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "head_dim", "algorithm")
     plan = replace(PLAN, head_dim_v=record.head_dim, classed=True, **{n: getattr(record, n) for n in names})
     assert measured_rate(plan, target("sm_90"), "local") == record.documents > 0

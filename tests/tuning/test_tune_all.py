@@ -84,7 +84,7 @@ def done(value=None, fault=None):
 
 
 def test_buckets_of_the_same_plans_are_compiled_and_judged_once():
-    tasks = [tune_all.Task("causal", "forward", 64, (n,)) for n in (1024, 8192)]
+    tasks = [tune_all.Task("causal", "forward", 128, (n,)) for n in (1024, 8192)]
     made = [tune_all.contest(t, "sm_90", 2) for t in tasks]
     assert made[0].planned.shape != made[1].planned.shape
     workers = Submitted()
