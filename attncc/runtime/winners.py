@@ -39,7 +39,6 @@ class Device:
 
 
 @cache
-@cache
 def device_of(device: torch.device) -> Device | None:
     """None for the CPU, which nothing is measured on. Asked of the driver once: a call of a new length asks again."""
     if device.type != "cuda":
