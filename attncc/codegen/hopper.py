@@ -106,6 +106,7 @@ class HopperView:
     depth: int  # columns that a product takes at a time
     packed: int  # elements of it that a register has
     eight: EightBit | None
+    in_turn: bool  # the products and the weights of a consumer take turns
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
     reach_keys: str  # keys of a head that tiles which run side by side see
@@ -126,7 +127,7 @@ def hopper_view(
     left = (cap * (consumers + 1) if cap else REGISTERS_SM // GROUP_THREADS) - consumers * own
     masked, full = (steps(w, view.visits.jumps) for w in (view.visits.masked, view.visits.full))
     size = ELEMENT_BYTES[plan.dtype]
-    whole_reach = None if reach is None or masked is None else Reach(*reach, _since(view.visits, full))
+    whole_reach = None if reach is None or masked is None or plan.scales else Reach(*reach, _since(view.visits, full))
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
         producer_registers=left // 8 * 8, launch_options=f" maxnreg={cap}," if cap else "",
@@ -142,6 +143,7 @@ def hopper_view(
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
         ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded") or bool(plan.scales),
         depth=32 // size, packed=4 // size, eight=_eight_bit(plan, view),
+        in_turn=plan.in_turn,
         key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
         reach_keys=near("k_len") if local else "k_len",
         together=TOGETHER if plan.head_dim > NARROW else 0,

@@ -38,6 +38,7 @@ class Schedule:
     queries: int
     apart: tuple[str, ...] = ()  # references with which whole tiles are faster in a loop of their own
     registers: int = 0  # of a consumer's thread, where these tiles leave room for another block on the SM
+    in_turn: bool = False
 
 
 SCHEDULES = (
@@ -52,10 +53,11 @@ NARROW = {
 }
 
 
-# Of 8 bits, whose output leaves through buffers of its own; values of wide heads are multiplied in parts of 64 columns.
+# Of 8 bits, whose output leaves through buffers of its own. Wide heads lack registers for sums beside scores.
 EIGHT_BIT_SCHEDULES = (
-    Schedule(64, 128, 128, 4, 2), Schedule(128, 128, 128, 4, 2), Schedule(192, 128, 128, 3, 1),
-    Schedule(256, 128, 64, 3, 1),
+    Schedule(64, 128, 128, 4, 2, apart=("running",)), Schedule(128, 192, 128, 3, 1, in_turn=True, apart=("running",)),
+    Schedule(192, 128, 128, 3, 1, in_turn=True),
+    Schedule(256, 128, 128, 2, 1, in_turn=True),
 )  # fmt: skip
 EIGHT_BIT_SOFTMAX = ("online", "sink", "off_by_one")
 STEP = 32  # columns that a product of 8 bits takes at a time
@@ -86,12 +88,10 @@ SEEN = ("online", "sink", "off_by_one", "sigmoid")  # normalisers that today's k
 
 def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
+    if spec.precision.is_eight_bit:
+        return ""  # there is no other
     if visits is not None and visits.listed:
         return "a mask's tiles are listed one by one, and fa3's are too large for such masks"
-    if spec.precision.is_eight_bit:
-        return (
-            "fa3 was not seen right on a GPU with 8-bit inputs yet; `schedule { algorithm fa3 }` takes it none the less"
-        )
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
         return f"fa3 was not measured with heads of less than {NARROWEST} columns"
     if spec.softmax.policy not in SEEN:
@@ -150,10 +150,12 @@ def _plans(
     visits: Visits | None,
 ) -> Iterator[KernelPlan]:  # fmt: skip
     classed = visits is not None and not visits.listed and not (visits.may is None and visits.must is None)
-    if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
-        usual = replace(usual, tile_q=2 * GROUP_ROWS)  # a third consumer would leave too few registers
-    whole = visits is not None and bool(visits.full or visits.must is not None)
     eight = spec.precision.is_eight_bit
+    if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
+        # a third consumer would leave too few registers, and so would sums of 8 bits beside the next scores
+        usual = replace(usual, tile_q=2 * GROUP_ROWS)
+        usual = replace(usual, in_turn=True, apart=()) if eight else usual
+    whole = visits is not None and bool(visits.full or visits.must is not None)
     if eight or (not whole and (visits is None or bounded(spec) is None)):
         references = ("running",)
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
@@ -167,7 +169,7 @@ def _plans(
             dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, loads="descriptor",
             max_registers=usual.registers or REGISTERS.get(consumers, 0), classed=classed,
             reference=reference, queries=usual.queries,
-            apart=whole and reference in usual.apart,
+            apart=whole and reference in usual.apart, in_turn=usual.in_turn,
             scales="" if not eight else "block" if spec.precision.block else "whole",
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
             gather_bytes=read.gather, chain_bytes=read.chain,
@@ -230,11 +232,13 @@ def value_columns(plan: KernelPlan) -> int:
     """The widest part of a head's values: in 8 bits, sums of a tile stand beside all others."""
     if not plan.scales:
         return MAX_HEAD_DIM
-    return WIDEST if padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
+    return 2 * NARROWEST if plan.in_turn or padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
 
 
 def registers(plan: KernelPlan) -> int:
     """Of a thread, for its sums, the scores of a tile, and the weights that are being multiplied."""
-    columns = padded(plan.head_dim_v) + plan.tile_k + plan.tile_k // (4 if plan.scales else 2)
-    columns += min(padded(plan.head_dim_v), value_columns(plan)) if plan.scales else 0
+    weights = plan.tile_k // (4 if plan.scales else 2)
+    joined = min(padded(plan.head_dim_v), value_columns(plan)) if plan.scales else 0
+    columns = max(plan.tile_k, weights + joined) if plan.in_turn else plan.tile_k + weights + joined
+    columns += padded(plan.head_dim_v)
     return GROUP_ROWS * columns // (WARPS_GROUP * 32)

@@ -104,8 +104,8 @@ def turned(v: Tensor) -> Tensor:
 
 def rotation(size: int, device: torch.device | str = "cpu") -> Tensor:
     """The orthogonal matrix [size, size], float32, by which rows of q and k are multiplied."""
-    signs, lengths = rotation_parts(size)
-    return (signs * lengths).to(device)
+    entries, lengths = rotation_parts(size)
+    return (entries * lengths).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -117,18 +117,22 @@ def rotation_parts(size: int) -> tuple[Tensor, Tensor]:
         if size >> bit & 1:
             n = 1 << bit
             i = torch.arange(n)
-            common = i[:, None] & i
-            odd = sum((common >> j & 1) for j in range(bit)) if bit else torch.zeros(1, 1, dtype=torch.int64)
-            made[at : at + n, at : at + n] = 1.0 - 2.0 * (odd % 2)
+            made[at : at + n, at : at + n] = _parity(i[:, None] & i, bit) * _parity(i & i >> 1, bit)[:, None]
             lengths[at : at + n] = n**-0.5
             at += n
-    return made * signs(size)[:, None], lengths
+    return made, lengths
 
 
-def signs(size: int) -> Tensor:
-    """1 or -1 for each row of a rotation: the top bits of multiples of the golden ratio."""
-    top = torch.arange(1, size + 1) * 0x9E3779B1 >> 31 & 1
-    return 1.0 - 2.0 * top
+def _parity(x: Tensor, bits: int) -> Tensor:
+    """1 where an even number of the lowest `bits` of x are set, else -1.
+
+    Of i & j it is Hadamard's matrix. Of i & i >> 1 it is the sequence of Golay, Rudin and Shapiro: signs with which
+    columns that have a mean in common are spread by the matrix as evenly as one large column is, or within sqrt(2).
+    """
+    odd = torch.zeros_like(x)
+    for bit in range(bits):
+        odd ^= x >> bit & 1
+    return 1.0 - 2.0 * odd
 
 
 def _side(x: Tensor, precision: Precision, rotated: bool) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import triton
 from attncc.analysis import kernel_visits
 from attncc.codegen import render
 from attncc.codegen.signature import arguments
+from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import kernel_names
 from attncc.errors import PlanError
 from attncc.frontend import parse
@@ -23,7 +24,8 @@ FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the lo
 CAUSAL = "attention x { mask k <= q }"
 CAP = "attention x(sink: f32[h]) { mask 0 <= q - k < 100  score 20 * tanh(s / 20)  softmax sink(sink[h]) }"
 MANY = [
-    (CAUSAL, "", 64), (CAUSAL, "", 96), (CAUSAL, "scales per_tensor", 128), (CAP, "", 128),
+    (CAUSAL, "", 64), (CAUSAL, "", 96), (CAUSAL, "scales per_tensor", 128), (CAP, "", 128), (CAUSAL, "", 256),
+    (CAUSAL, "scales per_head", 192), ("attention x { mask 0 <= q - k < 300 or k < 4 and k <= q }", "", 256),
     (CAP, "scales per_head", 64),
     ("attention x(a: f32[h]) { mask k <= q  score s - a[h] * (q - k) }", "", 128),
     ("attention x(doc: i32[b, k] sorted) { mask k <= q and doc[b, q] == doc[b, k] }", "", 128),
@@ -33,7 +35,8 @@ MANY = [
 def planned(text: str, precision: str, size: int, inputs: str = "f8e4m3", goal: str = "sm_90"):
     spec = parse(f"{text} precision {{ inputs {inputs} {precision} }} schedule {{ algorithm fa3 }}").spec
     visits = kernel_visits(spec, forward=True)
-    return spec, choose(spec, Shape(head_dim=size, head_dim_v=size), target(goal), visits).plan
+    plan = choose(spec, Shape(head_dim=size, head_dim_v=size), target(goal), visits).plan
+    return spec, replace(plan, tables=tables_of(visits).made)
 
 
 def check(compiled, text: str, precision: str, size: int, inputs: str = "f8e4m3") -> None:
@@ -93,8 +96,8 @@ def test_refusals(text, size, goal, said):
         planned(text, "", size, goal=goal)
 
 
-def test_it_is_taken_where_it_is_asked_for():
-    """Until it was seen right on a GPU."""
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_it_is_taken_unasked(size):
     spec = parse(f"{CAUSAL} precision {{ inputs f8e4m3 }}").spec
-    with pytest.raises(PlanError, match=r"with 8-bit inputs yet; `schedule \{ algorithm fa3 \}` takes it"):
-        choose(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))
+    plan = choose(spec, Shape(head_dim=size, head_dim_v=size), target("sm_90"), kernel_visits(spec, forward=True)).plan
+    assert plan == planned(CAUSAL, "", size)[1]
