@@ -17,7 +17,7 @@ from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
 from attncc.planner.legality import BUILT
-from attncc.planner.shared_memory import ELEMENT_BYTES, SWAPPED, ahead_bytes, matrix_unit, padded, passed_bytes
+from attncc.planner.shared_memory import ELEMENT_BYTES, SWAPPED, ahead_bytes, matrix_unit, padded, parts, passed_pair
 from attncc.planner.traffic import SUM, Kernel, Sizes
 from attncc.targets import Target
 
@@ -289,8 +289,10 @@ def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": pairs * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "out": tq * dv * e,
         "sums": tq * dv * SUM, "pairs": pairs, "rows": tq, "ahead": pairs * ahead_bytes(plan),
-        "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_bytes(plan, target)),
+        "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_pair(plan, target)),
         "swapped": one * SWAPPED * plan.warps * target.warp_size, SINGLE: one,
     }  # fmt: skip
-    taken = terms_of(BUILT[plan.algorithm](plan, target, named_parts))
+    taken, aligned = terms_of(BUILT[plan.algorithm](plan, target, named_parts)), parts(plan, target).key_operand
+    if aligned != plan.tile_k * plan.key_bytes:  # to where a tile may begin
+        form["key_operand"] = one * aligned
     return sum((sympy.Rational(n) * form[what] for what, n in taken.items() if n), sympy.Integer(0))

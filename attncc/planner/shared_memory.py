@@ -99,7 +99,7 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
         out_piece=plan.tile_q * piece_v * size,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
-        passed=int(pairs * max(passed_bytes(plan, target), FLAG if plan.dropout else 0)),
+        passed=int(pairs * passed_pair(plan, target)),
         swapped=SWAPPED * plan.warps * target.warp_size, out=plan.tile_q * dv * size,
         sums=plan.tile_q * piece_v * WORD, pairs=pairs, rows=plan.tile_q,
     )  # fmt: skip
@@ -132,6 +132,11 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
     if unit in ("wgmma", "mma") and wide and narrow >= WORD and triton_release() >= IN_HALVES:
         return max(narrow / 2, index)
     return max(narrow, index)
+
+
+def passed_pair(plan: KernelPlan, target: Target) -> float:
+    """The same with dropout, whose flags pass too."""
+    return max(passed_bytes(plan, target), FLAG if plan.dropout else 0)
 
 
 Phase = dict[str, int]  # how many of each of Parts are there together; `bytes` counts single bytes

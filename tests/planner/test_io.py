@@ -100,9 +100,11 @@ def test_closed_forms_are_the_numbers():
 
 @pytest.mark.parametrize("algorithm", ["standard", "fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("mask", ["", "mask k <= q", "mask k <= q score s + t[b, h, row, k]"])
-def test_the_formula_of_shared_memory_is_the_number(algorithm, dtype, mask):
-    text = f"attention a(t: f32[b, h, row, k]) {{ {mask} }} schedule {{ algorithm {algorithm} }}"
+@pytest.mark.parametrize(
+    "body", ["", "mask k <= q", "mask k <= q score s + t[b, h, row, k]", "mask d[k] == d[q] dropout 0.1"]
+)
+def test_the_formula_of_shared_memory_is_the_number(algorithm, dtype, body):
+    text = f"attention a(t: f32[b, h, row, k], d: i32[k]) {{ {body} }} schedule {{ algorithm {algorithm} }}"
     spec, seen = frontend.parse(text).spec, 0
     for name in ("sm_80", "sm_90", "sm_100", "gfx942"):
         for d in (64, 128):
