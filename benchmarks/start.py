@@ -1,6 +1,7 @@
 """Seconds until the first result: importing attncc beside torch, a spec that nobody built, and one from the cache.
 
-    python benchmarks/start.py [--specs causal,window] [--head-dims 128,64] [--algorithm fa2] [--rounds 5] [--out DIR]
+    python benchmarks/start.py [--specs causal,window] [--head-dims 128,64] [--algorithms planned,fa2] [--rounds 5]
+        [--out DIR]
 
 Each is measured in new processes, on the GPU where there is one (after it has been woken), else on the CPU: once with
 empty caches, Triton's too, and then the median of several from them; the first also says what took how long, from when
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PREPARING = "full"  # the spec of the process before all others
+PLANNED = "planned"
 NAMES = ("import_s", "first_result_s", "import_cpu_s", "first_result_cpu_s")
 PROGRAM = """
 import functools, json, sys, time
@@ -85,16 +88,17 @@ def measured(spec: Path, head_dim: int, folder: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def row(name: str, head_dim: int, algorithm: str | None, rounds: int) -> dict[str, Any]:
+def row(name: str, head_dim: int, algorithm: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         spec, text = folder / f"{name}.attn", (ROOT / "specs" / f"{name}.attn").read_text(encoding="utf-8")
-        spec.write_text(text + (f"schedule {{ algorithm {algorithm} }}\n" if algorithm else ""), encoding="utf-8")
+        pinned = f"schedule {{ algorithm {algorithm} }}\n" if algorithm != PLANNED else ""
+        spec.write_text(text + pinned, encoding="utf-8")
         cold = measured(spec, head_dim, folder)
         warm = [measured(spec, head_dim, folder)["seconds"] for _ in range(rounds)]
     listed = lambda seconds: {n: round(s, 3) for n, s in zip(NAMES, seconds, strict=True)}
     return {
-        "spec": name, "head_dim": head_dim, "algorithm": algorithm or "as planned", "cold": listed(cold["seconds"]),
+        "spec": name, "head_dim": head_dim, "algorithm": algorithm, "cold": listed(cold["seconds"]),
         "cached": listed(map(statistics.median, zip(*warm, strict=True))), "stages": cold["stages"],
     }  # fmt: skip
 
@@ -103,19 +107,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specs", default="causal,window")
     parser.add_argument("--head-dims", default="128,64")
-    parser.add_argument("--algorithm", help="pinned in each spec; left out: the planner's choice")
+    parser.add_argument("--algorithms", default=PLANNED, help="pinned in each spec, such as fa2; planned: none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     options = parser.parse_args()
     rows = []
-    row(PREPARING, 64, options.algorithm, 1)
-    for name in options.specs.split(","):
-        for head_dim in map(int, options.head_dims.split(",")):
-            rows.append(row(name, head_dim, options.algorithm, options.rounds))
-            print({n: x for n, x in rows[-1].items() if n != "stages"}, flush=True)
-            for stage, begin, seconds in sorted(rows[-1]["stages"], key=lambda s: s[1]):
-                print(f"    {begin:7.3f} s  {seconds:6.3f} s  {stage}", flush=True)
-            record(Path(options.out) / "start.json", rows)
+    with tempfile.TemporaryDirectory() as made:
+        measured(ROOT / "specs" / f"{PREPARING}.attn", 64, Path(made))
+    chosen = (options.specs.split(","), options.algorithms.split(","), map(int, options.head_dims.split(",")))
+    for name, algorithm, head_dim in product(*chosen):
+        rows.append(row(name, head_dim, algorithm, options.rounds))
+        print({n: x for n, x in rows[-1].items() if n != "stages"}, flush=True)
+        for stage, begin, seconds in sorted(rows[-1]["stages"], key=lambda s: s[1]):
+            print(f"    {begin:7.3f} s  {seconds:6.3f} s  {stage}", flush=True)
+        record(Path(options.out) / "start.json", rows)
 
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
