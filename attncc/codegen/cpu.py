@@ -73,7 +73,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     stages, weight, mask = tiles.stages(pair), tiles.weight(pair), tiles.masks()
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
     dropout = "" if spec.dropout is None else tiles.text(spec.dropout, [])
-    helpers = {"copy", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers = {"copy", "finite", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
     helpers |= {"Threshold"} if tiles.normaliser.alpha is not None else set()
     return CpuView(
         comment=[

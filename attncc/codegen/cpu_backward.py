@@ -106,7 +106,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     mask = low.masks()
     ranges, check = ranges_of(spec, visits, low), dense_check(spec, spelled)
     made = [(name, _shape(p, spelled), p.name, _typed(name, p, spelled)) for p, name in gradients.buffers.items()]
-    helpers = {"copy", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers = {"copy", "finite", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}
     helpers |= {"Mean"} if low.normaliser.alpha is not None else set()
     inputs = ", ".join(["Q", "K", "V", *(spelled[p.name] for p in spec.params)])
     at = {p.name: 3 + i for i, p in enumerate(spec.params)}
@@ -119,7 +119,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
         helpers=in_order(helpers),
-        own_helpers=["finite", *(h for h in ("add", "add_at") if h in gradients.helpers)],
+        own_helpers=[h for h in ("add", "add_at") if h in gradients.helpers],
         signature=_signature(spec, spelled), ragged=spec.ragged,
         starts="".join(f", {name}={name}" for name in launch.starts(spec)),
         sums="".join(f", {name}" for name in gradients.buffers.values()),

@@ -12,13 +12,14 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
 HELPER_ORDER = (
-    "copy", "not_finite", "sparse", "Threshold", "Mean", "survivors",
+    "copy", "finite", "not_finite", "sparse", "Threshold", "Mean", "survivors",
     "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
     "where", "floor", "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh",
     "sigmoid", "sqrt",
 )  # fmt: skip
 BARE = {
     "copy",
+    "finite",
     "not_finite",
     "survivors",
     "sparse",

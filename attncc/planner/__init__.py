@@ -12,6 +12,7 @@ from attncc.planner.classes import MAX_HEAD_DIM, bucket_of, class_of
 
 if TYPE_CHECKING:
     from attncc.planner.backward import choose_backward
+    from attncc.planner.cpu import backward_of
     from attncc.planner.hopper_backward import backward_refused
     from attncc.planner.io import Costs, backward_costs, backward_forms, closed_forms, costs, sizes_of
     from attncc.planner.legality import Violation, violations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 PLACES = {
     "backward": ("choose_backward",),
+    "cpu": ("backward_of",),
     "hopper_backward": ("backward_refused",),
     "io": ("Costs", "backward_costs", "backward_forms", "closed_forms", "costs", "sizes_of"),
     "legality": ("Violation", "violations"),
@@ -56,6 +58,7 @@ __all__ = [
     "backward_candidates",
     "backward_costs",
     "backward_forms",
+    "backward_of",
     "backward_refused",
     "beside",
     "bucket_of",

@@ -11,7 +11,7 @@ from attncc import analysis
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
-from attncc.planner import efficiency, hopper, ladder, shared_memory
+from attncc.planner import cpu, efficiency, hopper, ladder, shared_memory
 from attncc.planner.classes import LONG, SHORT, class_of
 from attncc.planner.io import Costs, costs, ranking_ms
 from attncc.planner.legality import BUILT, Violation, violations
@@ -24,7 +24,6 @@ TILES_Q = (128, 64, 32, 16)
 TILES_K = (128, 64, 32, 16)
 WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
-CPU_TILES_Q, CPU_TILE_K = (256, *TILES_Q), 256  # of the PyTorch program: its operators have to outweigh Python
 SHOWN = 12  # rejected plans of each kind that a Choice carries
 
 
@@ -163,8 +162,8 @@ def _tiles(
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
-        rows = [t for t in CPU_TILES_Q if t <= shape.q_len] or rows
-        choices = (rows[:1], (CPU_TILE_K,), (1,), (1,))
+        tile_q, tile_k = cpu.tiles(cpu.FORWARD, shape.head_dim, shape.head_dim_v)
+        choices = ([t for t in rows if t <= tile_q][:1], (tile_k,), (1,), (1,))
     elif algorithm in ladder.ALGORITHMS:
         for known in ladder.schedules(algorithm, spec, shape, target, rows[0]):
             yield from product(*map(_pinned, pins, ((one,) for one in known)))

@@ -1,0 +1,31 @@
+"""Tiles of the PyTorch program, by pass and by the wider head.
+
+As large as keeps what a pass holds of a head below 16 bytes for each of 65536 rows, lse included: large tiles outweigh
+Python and the start of parallel loops. The backward pass holds about twice as many tensors of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attncc.ir import KernelPlan, Schedule
+
+FORWARD = {64: (128, 256), 128: (128, 128), 256: (64, 128), 512: (32, 64)}
+BACKWARD = {64: (128, 128), 128: (64, 128), 256: (64, 64), 512: (32, 64)}
+
+
+def tiles(table: dict[int, tuple[int, int]], head_dim: int, head_dim_v: int) -> tuple[int, int]:
+    """tile_q and tile_k of the first head size that is wide enough, or of the last."""
+    wide = [most for most in table if max(head_dim, head_dim_v) <= most]
+    return table[wide[0] if wide else max(table)]
+
+
+def backward_of(chosen: KernelPlan, schedule: Schedule) -> KernelPlan:
+    """The backward pass of a forward plan for the CPU; tiles that `schedule` pins are those of both."""
+    tile_q, tile_k = tiles(BACKWARD, chosen.head_dim, chosen.head_dim_v)
+    return replace(
+        chosen,
+        direction="backward",
+        tile_q=schedule.tile_q or min(chosen.tile_q, tile_q),
+        tile_k=schedule.tile_k or tile_k,
+    )
