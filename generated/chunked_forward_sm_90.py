@@ -238,7 +238,7 @@ def chunked_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args,
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
     rows = own + gl.arange(0, ROWS, OF_ROWS)
-    gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
+    gl.store(Lse + (b * h_len + h).to(gl.int64) * q_len + rows, lse, rows < q_len)
     out = warpgroup_mma_wait(0, deps=[out])
     while order & LAST == 0:  # tiles that others see, and these rows do not
         at = loaded % STAGES

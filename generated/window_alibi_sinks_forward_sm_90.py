@@ -242,7 +242,7 @@ def window_alibi_sinks_forward_rows(b, h, mine, again, loaded, turn, shared, sig
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
     rows = own + gl.arange(0, ROWS, OF_ROWS)
-    gl.store(Lse + (b.to(gl.int64) * h_len + h) * q_len + rows, lse, rows < q_len)
+    gl.store(Lse + (b * h_len + h).to(gl.int64) * q_len + rows, lse, rows < q_len)
     out = warpgroup_mma_wait(0, deps=[out])
     # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
     safe = total < 2.0**60
