@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,10 @@ def main() -> None:
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    content = {"device": device, "torch": torch.__version__, "date": datetime.date.today().isoformat(), "rows": rows}
+    content = {
+        "device": device, "torch": torch.__version__, "triton": version("triton"),
+        "date": datetime.date.today().isoformat(), "rows": rows,
+    }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

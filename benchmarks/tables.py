@@ -69,6 +69,20 @@ def host(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def start(record: dict[str, Any]) -> list[str]:
+    """Seconds from a spec's text to its first result: with nothing cached, how much of it was compiling, and cached."""
+    lines = [_cells("spec", "kernel", "new", "of it Triton compiles", "from the cache"), "|---" * 5 + "|"]
+    for row in record["rows"]:
+        begun = next((begin for name, begin, _ in row["stages"] if name == "load_module"), None)
+        ended = max((begin + took for name, begin, took in row["stages"] if name == "make_cubin"), default=None)
+        compiling = f"{ended - begun:.1f}" if begun is not None and ended is not None else "-"
+        new, cached = (row[n]["first_result_s"] - row[n]["import_s"] for n in ("cold", "cached"))
+        lines.append(
+            _cells(f"{row['spec']} D{row['head_dim']}", row["algorithm"], f"{new:.1f}", compiling, f"{cached:.2f}")
+        )
+    return lines
+
+
 def ladder(record: dict[str, Any]) -> list[list[str]]:
     """Of results/io.json: time, bytes of HBM and memory of each rung by length, then the other cases."""
     rungs: dict[str, dict[int, dict[str, Any]]] = {}
@@ -127,7 +141,7 @@ def tables() -> dict[str, list[str]]:
     shown = {
         "forward_fa3.json": specialised, "forward.json": forward, "masks.json": new_masks,
         "backward_fa3.json": backward, "backward.json": backward,
-        "host.json": host,
+        "host.json": host, "start.json": start,
     }  # fmt: skip
     for name, table in shown.items():
         if (RESULTS / name).is_file():

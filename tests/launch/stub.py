@@ -46,9 +46,10 @@ class Driver:
 
 @contextmanager
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """A stub of a Hopper GPU for Triton and attncc, whose tensors are on the CPU; caches are empty."""
+    """A stub of a Hopper GPU for Triton and attncc, whose tensors are on the CPU. The cache is empty, Triton's is that
+    of all tests of a run."""
     monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path.parent / "triton"))
     monkeypatch.setattr("attncc.runtime.attention.target_for", lambda asked, q: "sm_90")
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     before = triton.runtime.driver._active

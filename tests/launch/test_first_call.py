@@ -142,9 +142,10 @@ def test_a_launcher_that_fails_beside_is_made_again(gpu, monkeypatch):
     assert gpu.launched == ["first_forward"]
 
 
-def test_no_garbage_is_collected_while_a_kernel_is_made(gpu, monkeypatch):
+def test_no_garbage_is_collected_while_a_kernel_is_made(gpu, tmp_path, monkeypatch):
     """Which would go through all that PyTorch made, several times."""
     on = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # empty
     for place, name in ((pipeline, "plan_parsed"), (pipeline, "render"), (ASTSource, "make_ir")):
         whole = getattr(place, name)
         hear = lambda *a, whole=whole, **k: on.append(gc.isenabled()) or whole(*a, **k)
