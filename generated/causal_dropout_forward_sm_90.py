@@ -119,8 +119,8 @@ def philox(seed, c0, c1, c2, c3):
 
 
 @gluon.jit
-def surviving(p, seed, threshold, b, h, row, tile):
-    """The weights of a tile, packed as they are multiplied, 0 where their 15 bits are below the threshold."""
+def random_words(seed, b, h, row, tile):
+    """15 bits for each weight of a tile, those of two neighbours in a word."""
     lane = tile * (TILE_K // 8) + gl.expand_dims(gl.arange(0, TILE_K // 8, gl.SliceLayout(0, SUMS)), 0)
     zero = gl.zeros([ROWS, TILE_K // 8], gl.uint32, SUMS)
     row = gl.convert_layout(row, SUMS, assert_trivial=True)
@@ -129,7 +129,12 @@ def surviving(p, seed, threshold, b, h, row, tile):
         zero + gl.cast(h, gl.uint32), zero + gl.cast(b, gl.uint32),
     )
     words = gl.reshape(gl.join(gl.join(w0, w1), gl.join(w2, w3)), [ROWS, TILE_K // 64, 4, 2, 2, 2])
-    words = gl.reshape(gl.permute(words, (0, 1, 3, 5, 4, 2)), [ROWS, TILE_K // 2])
+    return gl.reshape(gl.permute(words, (0, 1, 3, 5, 4, 2)), [ROWS, TILE_K // 2])
+
+
+@gluon.jit
+def surviving(p, words, threshold):
+    """The weights of a tile, packed as they are multiplied, 0 where their 15 bits are below the threshold."""
     words = gl.convert_layout(gl.reshape(gl.join(words, words), [ROWS, TILE_K]), SCORES, assert_trivial=True)
     return gl.inline_asm_elementwise(
         "{ .reg .b32 p, kept; cvt.rn.bf16x2.f32 p, $2, $1; abs.bf16x2 kept, $3;"
@@ -139,7 +144,7 @@ def surviving(p, seed, threshold, b, h, row, tile):
 
 
 @gluon.jit
-def causal_dropout_forward_weights(s, m, l, tile, args, here, masked, raises):
+def causal_dropout_forward_weights(s, m, l, tile, words, args, here, masked, raises):
     """Weights of a tile of keys from the products s; each row's reference and sum; the factor for what came before.
 
     Where it `raises` the reference, that is the maximum of what the row has seen so far."""
@@ -158,7 +163,7 @@ def causal_dropout_forward_weights(s, m, l, tile, args, here, masked, raises):
     p = gl.exp2(s * scale - gl.expand_dims(m, 1))
     l = l + thread_sums(p)
 
-    p = surviving(p, seed, threshold, b, h, row, tile)
+    p = surviving(p, words, threshold)
     return p, m, l, rescale
 
 
@@ -183,16 +188,19 @@ def causal_dropout_forward_tile(
         is_async=True,
     )
 
+    # which weights stay is found out while the products are made
+    b, h, h_kv, row, q, scale, threshold = here
+    order = gl.max(orders.index(at).load(ONE), 0)
+    words = random_words(args[12], b, h, row, order // 128)
     mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
     out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
 
-    order = gl.max(orders.index(at).load(ONE), 0)
     s = warpgroup_mma_wait(1, deps=[s])
     if plain:
-        p, m, l, rescale = causal_dropout_forward_weights(s, m, l, order // 128, args, here, False, False)
+        p, m, l, rescale = causal_dropout_forward_weights(s, m, l, order // 128, words, args, here, False, False)
     else:
         p, m, l, rescale = causal_dropout_forward_weights(
-            s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+            s, m, l, order // 128, words, args, here, order & MASKED != 0, order & RAISES != 0
         )
     out = warpgroup_mma_wait(0, deps=[out])
     mbarrier.arrive(used.index(at))
@@ -255,10 +263,15 @@ def causal_dropout_forward_rows(b, h, mine, again, loaded, turn, shared, signals
         is_async=True,
     )
 
+    # which weights stay is found out while the products are made
+    b, h, h_kv, row, q, scale, threshold = here
     order = gl.max(orders.index(at).load(ONE), 0)
+    words = random_words(args[12], b, h, row, order // 128)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(used.index(at))
-    p, m, l, rescale = causal_dropout_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
+    p, m, l, rescale = causal_dropout_forward_weights(
+        s, m, l, order // 128, words, args, here, order & MASKED != 0, True
+    )
     weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
     tma.store_wait(0)  # the output of the tile of rows before has left its buffer
     mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)

@@ -28,6 +28,48 @@ def load(pointers, inside, guarded: tl.constexpr):
         return tl.load(pointers)
 
 
+@triton.jit
+def floor_log2(n):
+    """Of an integer above 0 that float32 holds."""
+    return (n.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def lowest(word):
+    """The place of a word's lowest bit, 64 where it has none."""
+    return tl.where(word == 0, 64, floor_log2(word & (0 - word)))
+
+
+@triton.jit
+def sharing_of(positions, TILE: tl.constexpr, UNIT: tl.constexpr):
+    """The logarithm of how many neighbouring tiles share a bit of 64, each for whole UNITs of positions."""
+    return tl.maximum(floor_log2(tl.cdiv(positions, UNIT)) - 5, 0) + floor_log2(tl.full([], UNIT // TILE, tl.int32))
+
+
+@triton.jit
+def bit_of(place):
+    return tl.full([], 1, tl.uint64) << place.to(tl.uint64)
+
+
+@triton.jit
+def next_run(alive, sharing, tile):
+    """From this tile on: the first whose bit is set, and the end of the run that it begins."""
+    place = (tile >> sharing).to(tl.uint64)
+    rest = alive >> place << place
+    return tl.maximum(tile, lowest(rest) << sharing), lowest(rest + (rest & (0 - rest))) << sharing
+
+
+@triton.jit
+def either(one, other):
+    return one | other
+
+
+@triton.jit
+def of_rows(held, inside):
+    """The bits that any row has, but those below the last."""
+    return tl.reduce(tl.where(inside, held, tl.zeros_like(held)), None, either)
+
+
 @triton.jit(
     do_not_specialize=[
         "q_len", "k_len", "b_len", "h_len", "group", "together"
@@ -64,39 +106,19 @@ def sparsemax_forward(
     query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
 
     # ---- tau, the threshold of each row, which lies at most 1 below its maximum: what is not above it has the weight 0
-    m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
-    tau = tl.full([TILE_Q, 1], LOWEST, tl.float32)
-    total = tl.zeros([TILE_Q, 1], tl.float32)  # of weights, and of their slopes
-    steepness = tl.zeros([TILE_Q, 1], tl.float32)
+    # In the loops a row's numbers have no second axis: with one of a single column they would be worked out twice.
+    m = tl.full([TILE_Q], LOWEST, tl.float32)
+    tau = tl.full([TILE_Q], LOWEST, tl.float32)
+    total = tl.zeros([TILE_Q], tl.float32)  # of weights, and of their slopes
+    steepness = tl.zeros([TILE_Q], tl.float32)
+    falloff = tl.zeros([TILE_Q], tl.float32)  # the second by the first
+    held = tl.zeros([TILE_Q], tl.uint64)  # by row, the tiles that may have a weight
+    alive, sharing = tl.full([], 0, tl.uint64) - 1, sharing_of(k_len, TILE_K, TILE_K)
     for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-        for tile in range(full_end if masked else 0, end if masked else full_end):
-            k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-            key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-            s = tl.dot(query, key)
-            if masked:
-                keep = (k <= q)
-                s = tl.where(keep, s, float("-inf"))
-
-            # Where tau rises, what came before falls like the tail of an exponential.
-            score = s * scale
-            m = tl.maximum(m, tl.max(score, 1, keep_dims=True))
-            least = tl.maximum(tau, m - 1)
-            fall = tl.exp(1.0 * steepness / tl.maximum(total, 1e-30) * (tau - least))
-            above = tl.maximum(score - least, 0.0)
-            total = total * fall + tl.sum(above, 1, keep_dims=True)
-            steepness = steepness * fall + tl.sum(tl.where(above > 0, 1.0, 0.0), 1, keep_dims=True)
-            excess = tl.maximum(total, 1.0)
-            tau = tl.minimum(
-                least + tl.log(excess) * total / tl.maximum(1.0 * steepness, 1e-30), tl.maximum(m - 0.0625, least)
-            )
-            total, steepness = total / excess, steepness / excess
-
-    left = 32
-    while left > 0:
-        total = tl.zeros([TILE_Q, 1], tl.float32)
-        steepness = tl.zeros([TILE_Q, 1], tl.float32)
-        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-            for tile in range(full_end if masked else 0, end if masked else full_end):
+        here, stop = full_end if masked else 0, end if masked else full_end
+        while here < stop:
+            first, here = next_run(alive, sharing, here)
+            for tile in range(first, tl.minimum(here, stop)):
                 k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
                 key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
                 s = tl.dot(query, key)
@@ -104,13 +126,65 @@ def sparsemax_forward(
                     keep = (k <= q)
                     s = tl.where(keep, s, float("-inf"))
 
-                above = tl.maximum(s * scale - tau, 0.0)
-                total += tl.sum(above, 1, keep_dims=True)
-                steepness += tl.sum(tl.where(above > 0, 1.0, 0.0), 1, keep_dims=True)
+                # Where tau rises, what came before falls like the tail of an exponential; at most to a quarter at a
+                # time, whose
+                # logarithm is (x - 1) (x + 5) / (4 x + 2) within a twelfth.
+                top = tl.max(s, 1) * scale
+                m = tl.maximum(m, top)
+                least = tl.maximum(tau, m - 1)
+                fall = tl.exp2((tau - least) * falloff * (1.0 * LOG2E))
+                above = tl.maximum(s * scale - least[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
+                weights = tl.sum(above, 1)
+                total = total * fall + weights
+                falloff = (steepness * fall + tl.sum(tl.where(above > 0, 1.0, 0.0), 1)) / tl.maximum(total, 1e-30)
+                excess = tl.minimum(tl.maximum(total, 1.0), 4.0)
+                rise = (excess - 1) * (excess + 5) / tl.maximum((excess * 4 + 2) * (1.0 * falloff), 1e-30)
+                tau = tl.minimum(least + rise, tl.maximum(m - 0.0625, least))
+                total = tl.maximum(tl.minimum(total, 1.0), total * 0.25)
+                steepness = falloff * total
+                held |= tl.where((top <= m - 1) & (weights == weights), 0, bit_of(tile >> sharing))
 
+    m, tau, total, steepness = m[:, None], tau[:, None], total[:, None], steepness[:, None]
+    tau = tl.maximum(tau - 0.1, m - 1)  # a guess is more often too high
+    held, proved = held[:, None], m - 1  # a threshold that is not too high
+    alive = of_rows(held, row < q_len)
+    left = 32
+    while left > 0:
+        total = tl.zeros([TILE_Q], tl.float32)
+        steepness = tl.zeros([TILE_Q], tl.float32)
+        found = tl.zeros([TILE_Q], tl.uint64)
+        for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
+            here, stop = full_end if masked else 0, end if masked else full_end
+            while here < stop:
+                first, here = next_run(alive, sharing, here)
+                for tile in range(first, tl.minimum(here, stop)):
+                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                    key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                    s = tl.dot(query, key)
+                    if masked:
+                        keep = (k <= q)
+                        s = tl.where(keep, s, float("-inf"))
+
+                    beyond = s * scale - tau
+                    top = tl.max(beyond, 1)
+                    above = tl.maximum(beyond, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                    weights = tl.sum(above, 1)
+                    found |= tl.where((top <= -0.0625) & (weights == weights), 0, bit_of(tile >> sharing))
+                    total += weights
+                    steepness += tl.sum(tl.where(above > 0, 1.0, 0.0), 1)
+
+        total, steepness = total[:, None], steepness[:, None]
         step = (total - 1.0) / tl.maximum(steepness, 1e-30)
-        step = tl.where(steepness > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
-        tau = tl.where(m == LOWEST, float("inf"), tau + step)
+        # the norm is convex: this step ends at or before the threshold, and so does a tile where nothing is close to
+        # tau
+        proves = (steepness > 0) & (step >= -0.0625)
+        held, proved = tl.where(proves, found[:, None], held), tl.where(proves, tau + step, proved)
+        alive = of_rows(held, row < q_len)
+        finite = total == total  # else the threshold of the row is NaN too
+        step = tl.where((steepness == 0) & finite, tl.minimum(m - 1 - tau, 0.0), step)  # nothing is above it
+        nothing = (m == LOWEST) & finite  # is seen
+        step = tl.where(nothing, 0.0, step)
+        tau = tl.where(nothing, float("inf"), tl.maximum(proved, tau + step, propagate_nan=tl.PropagateNan.ALL))
 
         far = tl.max(tl.where(row < q_len, tl.abs(step), 0.0)) > 2e-3
         left = tl.where(far, left - 1, 0)
@@ -119,29 +193,36 @@ def sparsemax_forward(
     out = tl.zeros([TILE_Q, 128], tl.float32)
     left = 32
     while left > 0:
-        total = tl.zeros([TILE_Q, 1], tl.float32)
-        steepness = tl.zeros([TILE_Q, 1], tl.float32)
+        total = tl.zeros([TILE_Q], tl.float32)
+        steepness = tl.zeros([TILE_Q], tl.float32)
         out = tl.zeros([TILE_Q, 128], tl.float32)
         for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-            for tile in range(full_end if masked else 0, end if masked else full_end):
-                k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-                s = tl.dot(query, key)
-                if masked:
-                    keep = (k <= q)
-                    s = tl.where(keep, s, float("-inf"))
+            here, stop = full_end if masked else 0, end if masked else full_end
+            while here < stop:
+                first, here = next_run(alive, sharing, here)
+                for tile in range(first, tl.minimum(here, stop)):
+                    k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
+                    key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
+                    s = tl.dot(query, key)
+                    if masked:
+                        keep = (k <= q)
+                        s = tl.where(keep, s, float("-inf"))
 
-                above = tl.maximum(s * scale - tau, 0.0, propagate_nan=tl.PropagateNan.ALL)
-                p = above
-                total += tl.sum(p, 1, keep_dims=True)
-                steepness += tl.sum(tl.where(above > 0, 1.0, 0.0), 1, keep_dims=True)
-                value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
+                    above = tl.maximum(s * scale - tau, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                    p = above
+                    total += tl.sum(p, 1)
+                    steepness += tl.sum(tl.where(above > 0, 1.0, 0.0), 1)
+                    value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
-                out = tl.dot(p.to(value.dtype), value, out)
+                    out = tl.dot(p.to(value.dtype), value, out)
 
+        total, steepness = total[:, None], steepness[:, None]
         step = (total - 1.0) / tl.maximum(steepness, 1e-30)
-        step = tl.where(steepness > 0, step, tl.minimum(m - 1 - tau, 0.0))  # nothing is above it
-        tau = tl.where(m == LOWEST, float("inf"), tau + step)
+        finite = total == total  # else the threshold of the row is NaN too
+        step = tl.where((steepness == 0) & finite, tl.minimum(m - 1 - tau, 0.0), step)  # nothing is above it
+        nothing = (m == LOWEST) & finite  # is seen
+        step = tl.where(nothing, 0.0, step)
+        tau = tl.where(nothing, float("inf"), tl.maximum(proved, tau + step, propagate_nan=tl.PropagateNan.ALL))
 
         off = (tl.abs(total - 1) > 1e-3) & (tl.abs(step) > 5e-7 * tl.maximum(tl.abs(m), 1.0)) & (row < q_len)
         left = tl.where(tl.max(tl.where(off, 1, 0)) > 0, left - 1, 0)

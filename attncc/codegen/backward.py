@@ -87,7 +87,10 @@ class PassView:
     weighing: tuple[str, ...] = ()
     statistics: bool = True  # of rows: their lse and delta
     tilted: bool = False  # the entropy of rows has a gradient
+    sparse: bool = False
     mean_lines: tuple[str, ...] = ()  # of sparse weights: what a row's delta is summed up from, in a walk of its own
+    unit_q: int = 0  # of sparse weights: what a bit for rows, or for keys, has at least, a whole tile in every kernel
+    unit_k: int = 0
     program_lines: tuple[str, ...] = ()
     row_lines: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
@@ -277,14 +280,15 @@ class Builder:
         key_mask = " & ".join(lowering.text(t, BIT_AND if len(by_key) > 1 else 0) for t in by_key)
         seen_lines, mask_lines = (by_keys, mask_lines) if key_mask and which == "dq" else ((), (*by_keys, *mask_lines))
         tables_text = tables_view(visits, tables, args, self.names, plan.int_bits, lower) if tables else None
-        view = visits_view(visits, lowering)
+        view = visits_view(visits, lowering, in_parts=rule.alpha is not None)
         row_lines = lowering.take("row")
         if swapped:  # there, keys are what a program has, and rows come by
             key_lines, pair_lines, row_lines = (*key_lines, *lowering.take("key")), (*row_lines, *pair_lines), ()
         return replace(
             self._view(kernel, args, own),
             scale_lines=scale, scale_first=not folds, weighing=found.weighing,
-            dropout=dropout, statistics=rule.statistic,
+            dropout=dropout, statistics=rule.statistic, sparse=rule.alpha is not None,
+            unit_q=max(p.tile_q for p in plan.passes.values()), unit_k=max(p.tile_k for p in plan.passes.values()),
             mean_lines=found.mean if which == "dq" else (),
             program_lines=lowering.take("program"), row_lines=row_lines, key_lines=key_lines, pair_lines=pair_lines,
             score_lines=found.scores, score=found.score, product=found.product, weighted=found.weighted,

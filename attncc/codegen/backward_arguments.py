@@ -50,6 +50,8 @@ def pass_arguments(
         inputs += [Argument(n, "*fp32", "pointer", "output", n.lower()) for n in statistics(spec)]
     if rule.alpha is not None and kernel == "dq":
         inputs.append(Argument("Lse", "*fp32", "pointer", "output", "lse"))
+    if rule.alpha is not None and kernel in OUTPUTS:
+        inputs.append(Argument("Alive", "*i64", "pointer", "output", "alive"))
     if own.loads == "descriptor":
         inputs += _descriptors(kernel, plan, own, statistics(spec) if rule.statistic else ())
     made = OUTPUTS["dk" if kernel == "dkdv" and plan.dv is not None else kernel] if kernel in OUTPUTS else ()

@@ -145,7 +145,9 @@ def _weights(
 
 def _mean_lines(rule: Normaliser) -> tuple[str, ...]:
     return (
-        "steepness += tl.sum(slope, 1, keep_dims=True)",
+        "slopes = tl.sum(slope, 1, keep_dims=True)",
+        "steepness += slopes",
+        "held |= tl.where((slopes == 0) & (lse == lse), 0, bit_of(tile >> sharing))",  # where a row is NaN all is
         "total += tl.sum(tl.where(slope == 0, 0.0, slope * dp), 1, keep_dims=True)",
     )
 

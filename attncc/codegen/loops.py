@@ -27,6 +27,7 @@ class Walk:
     end: str
     tile: str
     latest: str = ""  # the first step of the last of several segments; `begin` where there is one
+    parts: tuple[tuple[str, str], ...] = ()  # the segments' first tiles and ends, where they are not joined
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class VisitsView:
     masked: Walk | None
     full: Walk | None
     tested: Tested | None
+    parts: int = 1  # at most so many segments of a class are walked over one by one
 
 
 def local_names(spec: AttentionSpec, outer: str = "q") -> dict[str, str]:
@@ -95,8 +97,11 @@ def first_tile(visits: Visits) -> Visits:
     return replace(visits, lets=lets, full=(*before, Segment(last.begin, called)), masked=tuple(joined))
 
 
-def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, tested_first: bool = False) -> VisitsView:
-    """The prologue's lines, one loop for each class of closed ranges, and the test of tiles that have none."""
+def visits_view(
+    visits: Visits, lowering: Lowering, forward: bool = False, tested_first: bool = False, in_parts: bool = False
+) -> VisitsView:  # fmt: skip
+    """The prologue's lines, one loop for each class of closed ranges, or `in_parts` one for each segment of a class,
+    and the test of tiles that have none."""
     if visits.listed:
         return _listed(visits, lowering)
     local = local_names(lowering.spec, visits.outer)
@@ -119,7 +124,7 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
         wide |= {name} if long_ and name not in ends else set()
     split = closed(visits)
     ranges = {"full": split.full, "masked": split.masked}
-    jumps = any(len(s) > 1 for s in ranges.values())
+    jumps = not in_parts and any(len(s) > 1 for s in ranges.values())
     walks = {c: _walk(c, s, scalar, lines, lowering, wide, jumps) for c, s in ranges.items() if s}
     tested = None
     late: tuple[str, ...] = ()
@@ -145,7 +150,7 @@ def visits_view(visits: Visits, lowering: Lowering, forward: bool = False, teste
     return VisitsView(
         lines=tuple(lines), late_lines=late, bounds=bool(used & borders), order=order, loops=tuple(walks), jumps=jumps,
         begin=either("begin"), end=either("end"), tile=either("tile"), masked=walks.get("masked"),
-        full=walks.get("full"), tested=tested,
+        full=walks.get("full"), tested=tested, parts=max((len(w.parts) for w in walks.values()), default=1),
     )  # fmt: skip
 
 
@@ -198,7 +203,7 @@ def _walk(
 
     ends = [(bound(s.begin), bound(s.end)) for s in segments]
     if not jumps:
-        return Walk(*ends[0], "step")
+        return Walk(*ends[0], "step", parts=tuple(ends))
     steps = [lowering.fresh.fresh(f"{name}_{i}") for i in range(len(segments))]
     tile = ""
     for i, (begin, end) in reversed(list(enumerate(ends))):

@@ -16,6 +16,9 @@ NEAR, PRECISION = {"f32": "5e-4"}, {"f32": "5e-6"}  # by type; for 16 bits 2e-3 
 # divided by their sum keep a part of that.
 NEAR_SQUARES, PRECISION_SQUARES = {**NEAR, "bf16": "5e-2"}, {**PRECISION, "bf16": "1.5e-2"}
 
+SLACK = "0.0625"  # at least any NEAR: the last step then proves where tiles have no weights
+BIAS = {1.5: "0.02"}  # of others 0.1: with these fewest steps were left for rows of Gaussian scores
+
 
 @dataclass(frozen=True)
 class SparseView:
@@ -29,11 +32,14 @@ class SparseView:
     turns: int  # at most
     careful: int  # what is left of those where an equation's solution gives way to Newton's steps
     quadratic: bool  # weights are squares: on a known support the threshold solves an equation of second degree
+    slack: str  # what is as far below tau still counts as close to it
+    bias: str  # what a guess is lowered by
+    skips: bool  # later walks leave tiles out that have no weights
 
 
-def sparse_view(rule: Normaliser, dtype: str = "", divided: bool = False) -> SparseView | None:
+def sparse_view(rule: Normaliser, dtype: str = "", fused: bool = False) -> SparseView | None:
     """None for a normaliser that is not sparse. What 16 bits round asks for less precision, and for less still where
-    weights are `divided` by their sum."""
+    weights are divided by their sum, as a `fused` kernel does, which also need not write those that are 0."""
     if rule.alpha is None:
         return None
     power, quadratic = 1 / (rule.alpha - 1), rule.alpha == 1.5
@@ -44,9 +50,10 @@ def sparse_view(rule: Normaliser, dtype: str = "", divided: bool = False) -> Spa
     shortened = {2.0: "1.0", 1.5: "tl.sqrt(total)"}.get(rule.alpha, _power("total", 1 - 1 / power))
     return SparseView(
         factor=repr(rule.alpha - 1), power=repr(power), weight=weight, slope=slope, shortened=shortened,
-        near=(NEAR_SQUARES if quadratic and divided else NEAR).get(dtype, "2e-3"),
-        precision=(PRECISION_SQUARES if quadratic and divided else PRECISION).get(dtype, "1e-3"),
-        turns=TURNS, careful=TURNS - 4, quadratic=quadratic,
+        near=(NEAR_SQUARES if quadratic and fused else NEAR).get(dtype, "2e-3"),
+        precision=(PRECISION_SQUARES if quadratic and fused else PRECISION).get(dtype, "1e-3"),
+        turns=TURNS, careful=TURNS - 4, quadratic=quadratic, slack=SLACK, bias=BIAS.get(rule.alpha, "0.1"),
+        skips=fused,
     )  # fmt: skip
 
 

@@ -237,9 +237,9 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
     row_lines = (*lowering.take("row"), *offset.of_rows)
     early = plan.reference == "first_tile"
-    view_visits = visits_view(first_tile(visits) if early and visits.full else visits, lowering, True, early)
-
     sparse, bound = sparse_view(rule, plan.dtype, plan.algorithm == "fa2"), _bounds(spec, plan, lowering)
+    walked, in_parts = first_tile(visits) if early and visits.full else visits, sparse is not None and sparse.skips
+    view_visits = visits_view(walked, lowering, True, early, in_parts)
     unit = sparse.factor if sparse else "LOG2E" if rule.exponential or logistic else ""
     folds, scale_line = _scale(spec, scale, scale_text, unit)
     k_parts, alone = split(plan.head_dim, "d"), plan.head_dim_v == plan.head_dim and not plan.scales

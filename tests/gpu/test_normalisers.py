@@ -80,3 +80,19 @@ def test_the_keep_rate_of_a_million_weights():
 def test_what_rows_return(text):
     report = check(parse(text).spec, "cuda", seeds=(0,), shapes=(Shape(2, 8, 2, 515, 515, 128, 128, "bf16"),))
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attention a { mask k <= q score s - 0.5 * (q - k) softmax entmax(1.5) }",
+        "attention a(c: float grad = 0.3) { score s - c * abs(q - k) softmax sparsemax }",
+        "attention a { mask k < 9 or 0 <= q - k < 200 score 4 * s softmax entmax(1.3) }",
+        "attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] score 4 * s softmax entmax(1.5) dropout 0.2 }",
+    ],
+)
+def test_tiles_without_a_weight_are_left_out(text):
+    """In 1100 rows most tiles have none; in 9000 keys several tiles share a bit."""
+    shapes = (Shape(1, 4, 2, 1100, 1100, 64, 64, "bf16"), Shape(1, 1, 1, 70, 9000, 64, 64, "bf16"))
+    report = check(parse(text).spec, "cuda", seeds=(0,), shapes=shapes)
+    assert report.passed, str(report)
