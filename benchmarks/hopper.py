@@ -171,7 +171,8 @@ def main() -> None:
     clocks[False].SHORT = turns.HOST
     for row, several in zip(rows, made, strict=True):
         clock = clocks[row.part != "short"]
-        results.append(measure(row, [form for form, _ in several], clock, options.flex))
+        with turns.GPU:
+            results.append(measure(row, [form for form, _ in several], clock, options.flex))
         rates = "  ".join(f"{n} {t:6.1f}" for n, t in results[-1]["tflops"].items())
         print(f"{row.name:36s} {rates}   {results[-1]['plan']}, error {results[-1]['error']:.1e}", flush=True)
         records.write(Path(options.out) / "forward_fa3.json", results, order, algorithm="fa3")

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import triton
+import turns
 
 import attncc
 from attncc import pipeline
@@ -132,7 +133,8 @@ def measure(names: Sequence[str], length: int, rounds: int, backwards: bool) -> 
             wrong[name] = (f"{type(fault).__name__}: {fault}",)
             forward.pop(name, None), backward.pop(name, None)
         print(f"{name}: {'; '.join(wrong[name]) or 'right'}", flush=True)
-    return {"wrong": wrong, "forward_ms": timed(forward, rounds), "backward_ms": timed(backward, rounds)}
+    with turns.GPU:
+        return {"wrong": wrong, "forward_ms": timed(forward, rounds), "backward_ms": timed(backward, rounds)}
 
 
 def main() -> None:

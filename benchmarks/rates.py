@@ -19,6 +19,7 @@ import numpy as np
 import records
 import torch
 import triton
+import turns
 
 import attncc
 from attncc import analysis, pipeline, planner
@@ -143,7 +144,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in names:
         try:
-            rows.append(measure(name, length, qkv, lambda: attn(*qkv), own))
+            with turns.GPU:
+                rows.append(measure(name, length, qkv, lambda: attn(*qkv), own))
         except Exception as fault:
             print(f"{name}: {type(fault).__name__}: {fault}", flush=True)
             continue
