@@ -35,7 +35,7 @@ def test_files_are_the_same_to_the_byte_and_fit_to_be_read(path):
     name, text = text_of(spec_of(path))
     assert (name, text) == text_of(spec_of(path))
     compile(text, name, "exec")
-    assert "atomic" not in text
+    assert "atomic" not in text.replace("tl.atomic_or(", "")  # bits are the same in any order, sums are not
     assert text.endswith("\n") and not text.endswith("\n\n") and "\n\n\n\n" not in text
     assert not [n for n, line in enumerate(text.splitlines(), 1) if line != line.rstrip()]
 
