@@ -28,10 +28,11 @@ def forward(record: dict[str, Any]) -> list[str]:
 
 def specialised(record: dict[str, Any]) -> list[str]:
     """TFLOP/s of the warp-specialised kernels, as planned and with the running maximum where that was measured."""
-    lines = [_cells("row", "attncc", "with the running maximum", "cuDNN"), "|---|---|---|---|"]
+    there = {name: title for name, title in PEERS.items() if any(name in row["tflops"] for row in record["rows"])}
+    lines = [_cells("row", "attncc", "with the running maximum", *there.values()), "|---" * (len(there) + 3) + "|"]
     for row in record["rows"]:
         rates = row["tflops"]
-        shown = (f"{rates[n]:.0f}" if n in rates else "-" for n in ("attncc", "attncc_running", "cudnn"))
+        shown = (f"{rates[n]:.0f}" if n in rates else "-" for n in ("attncc", "attncc_running", *there))
         lines.append(_cells(row["row"], *shown))
     return lines
 
