@@ -41,12 +41,12 @@ ROWS = [  # mask, mode, batch, heads, heads of K and V, length, head size
     ("full", "head", 4, 8, 8, 4096, 256), ("causal", "head", 4, 8, 8, 4096, 256),
 ]  # fmt: skip
 NUMBERS = [("causal", "block"), ("alibi", "head"), ("full", "e5m2")]
-SHAPES = [Shape(1, 4, 2, 260, 390, d, d) for d in (64, 128)]
+SHAPES = [Shape(1, 4, 2, 260, 390, d, d) for d in (64, 128, 256)]
 
 
 def attention(mask: str, mode: str, eight: bool = True) -> Any:
     inputs = "f8e5m2" if mode == "e5m2" else "f8e4m3"
-    precision = f" precision {{ inputs {inputs} {MODES[mode]} }} schedule {{ algorithm fa3 }}" if eight else ""
+    precision = f" precision {{ inputs {inputs} {MODES[mode]} }}" if eight else ""
     return attncc.compile(f"attention {mask}_{mode} {{ {MASKS[mask]} }}{precision}")
 
 
@@ -173,7 +173,7 @@ def main() -> None:
         return
     chosen = [r for r in ROWS if any(text in " ".join(map(str, r)) for text in options.only.split(","))]
     wanted = [f"{r[0]},{r[1]},{r[-1]}" for r in chosen]
-    wanted += [f"{mask},{mode},{size}" for mask, mode in NUMBERS for size in (64, 128)] + ["full,head,128"]
+    wanted += [f"{mask},{mode},{size}" for mask, mode in NUMBERS for size in (64, 128, 256)] + ["full,head,128"]
     compile_all(list(dict.fromkeys(wanted)))
     found: list[dict[str, Any]] = []
     made = {

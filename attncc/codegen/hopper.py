@@ -26,6 +26,8 @@ TOGETHER = 32  # heads of more than NARROW columns whose tiles run side by side,
 LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126
 SIDE = 100  # characters of such a side
 HEADROOM = "8.0"  # of e4m3, which ends at 448
+UNIT = 1.75  # 448 and 57344, which equal values are quantised to, are powers of 2 of it
+UNIT_BITS = {"f8e4m3": 0x3E, "f8e5m2": 0x3F}
 VECTORS = 8  # registers that each consumer leaves to a producer that classes tiles
 
 Reached = tuple[tuple[str, ...], str] | None
@@ -71,7 +73,8 @@ class EightBit:
 
     block: bool  # scales are those of 128 rows or keys, else one of a head
     scaled: str  # what a tile's own scale multiplies: the scale of scores, or where it is in the scores already, they
-    halvings: tuple[int, ...]  # of a thread's weights of a row, in words, down to one
+    unit: float  # what weights are summed up times: products with equal values are rounded as its own are
+    unit_bits: int  # its bits in the type of values
     headroom: str  # log2 of the greatest weight: weights down to 2^-9, the least of e4m3, are kept
 
 
@@ -106,7 +109,6 @@ class HopperView:
     depth: int  # columns that a product takes at a time
     packed: int  # elements of it that a register has
     eight: EightBit | None
-    in_turn: bool  # the products and the weights of a consumer take turns
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
     reach_keys: str  # keys of a head that tiles which run side by side see
@@ -141,9 +143,8 @@ def hopper_view(
         reach=whole_reach, seen=seen, least=LEAST, widest=WIDEST,
         last="(ENOUGH << mine_of)" if whole_reach else "LAST",
         results=tuple(Result(q.tag, v.size, q.size == v.size) for q, v in parts),
-        ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded") or bool(plan.scales),
+        ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded"),
         depth=32 // size, packed=4 // size, eight=_eight_bit(plan, view),
-        in_turn=plan.in_turn,
         key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
         reach_keys=near("k_len") if local else "k_len",
         together=TOGETHER if plan.head_dim > NARROW else 0,
@@ -159,7 +160,7 @@ def _eight_bit(plan: KernelPlan, view: KernelView) -> EightBit | None:
     if not plan.scales:
         return None
     scaled = "scale" if view.unit == "scale" or view.scale_first else "s"
-    return EightBit(plan.scales == "block", scaled, tuple(range((plan.tile_k // 16).bit_length() - 1)), HEADROOM)
+    return EightBit(plan.scales == "block", scaled, UNIT, UNIT_BITS[plan.dtype], HEADROOM)
 
 
 def unpacked(names: Sequence[str]) -> str:

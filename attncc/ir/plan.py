@@ -75,9 +75,6 @@ class KernelPlan:
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     apart: bool = False  # fa3: whole tiles, which need no mask and raise no reference, have a loop without branches
     scales: str = ""  # of 8-bit inputs. block: one for 128 rows or keys; whole: one for a head, or for more
-    in_turn: bool = (
-        False  # fa3: a consumer's products and weights take turns, and only other consumers' run beside them
-    )
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ

@@ -38,7 +38,6 @@ class Schedule:
     queries: int
     apart: tuple[str, ...] = ()  # references with which whole tiles are faster in a loop of their own
     registers: int = 0  # of a consumer's thread, where these tiles leave room for another block on the SM
-    in_turn: bool = False
 
 
 SCHEDULES = (
@@ -53,13 +52,13 @@ NARROW = {
 }
 
 
-# Of 8 bits, whose output leaves through buffers of its own. Wide heads lack registers for sums beside scores.
+# Of 8 bits, whose output leaves through buffers of its own; a consumer's products and weights take turns.
 EIGHT_BIT_SCHEDULES = (
-    Schedule(64, 128, 128, 4, 2, apart=("running",)), Schedule(128, 192, 128, 3, 1, in_turn=True, apart=("running",)),
-    Schedule(192, 128, 128, 3, 1, in_turn=True),
-    Schedule(256, 128, 128, 2, 1, in_turn=True),
+    Schedule(64, 192, 128, 4, 2, ("running",)), Schedule(128, 192, 128, 3, 1, ("running",)),
+    Schedule(192, 128, 128, 3, 1), Schedule(256, 128, 128, 2, 1),
 )  # fmt: skip
 EIGHT_BIT_SOFTMAX = ("online", "sink", "off_by_one")
+UNITS = 8  # columns that sum weights up
 STEP = 32  # columns that a product of 8 bits takes at a time
 
 
@@ -154,7 +153,7 @@ def _plans(
     if classed or (visits is not None and visits.summaries) or _divides(spec) or _placed(spec):
         # a third consumer would leave too few registers, and so would sums of 8 bits beside the next scores
         usual = replace(usual, tile_q=2 * GROUP_ROWS)
-        usual = replace(usual, in_turn=True, apart=()) if eight else usual
+        usual = replace(usual, apart=()) if eight else usual
     whole = visits is not None and bool(visits.full or visits.must is not None)
     if eight or (not whole and (visits is None or bounded(spec) is None)):
         references = ("running",)
@@ -169,7 +168,7 @@ def _plans(
             dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products, loads="descriptor",
             max_registers=usual.registers or REGISTERS.get(consumers, 0), classed=classed,
             reference=reference, queries=usual.queries,
-            apart=whole and reference in usual.apart, in_turn=usual.in_turn,
+            apart=whole and reference in usual.apart,
             scales="" if not eight else "block" if spec.precision.block else "whole",
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
             gather_bytes=read.gather, chain_bytes=read.chain,
@@ -210,7 +209,7 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
 def shared_bytes(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
     """Q and K and V in all their buffers, the output of 8-bit inputs, and the barriers."""
     tiles = tiles_of(plan, target)
-    results = tiles.out * ELEMENT_BYTES["bf16"] if plan.scales else 0
+    results = tiles.out * ELEMENT_BYTES["bf16"] + UNITS * plan.tile_k if plan.scales else 0
     return plan.queries * tiles.query + plan.stages * (tiles.key + tiles.value) + results + ALIGNMENT
 
 
@@ -232,13 +231,13 @@ def value_columns(plan: KernelPlan) -> int:
     """The widest part of a head's values: in 8 bits, sums of a tile stand beside all others."""
     if not plan.scales:
         return MAX_HEAD_DIM
-    return 2 * NARROWEST if plan.in_turn or padded(plan.head_dim_v) <= 2 * NARROWEST else NARROWEST
+    return 2 * NARROWEST
 
 
 def registers(plan: KernelPlan) -> int:
     """Of a thread, for its sums, the scores of a tile, and the weights that are being multiplied."""
     weights = plan.tile_k // (4 if plan.scales else 2)
     joined = min(padded(plan.head_dim_v), value_columns(plan)) if plan.scales else 0
-    columns = max(plan.tile_k, weights + joined) if plan.in_turn else plan.tile_k + weights + joined
+    columns = max(plan.tile_k, weights + joined) if plan.scales else plan.tile_k + weights
     columns += padded(plan.head_dim_v)
     return GROUP_ROWS * columns // (WARPS_GROUP * 32)

@@ -20,7 +20,7 @@ from attncc.runtime.compile import compiled as cross_compiled
 from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose spills are known
-FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the loop
+FEW_WORDS = 96  # bytes: what is put aside once around a loop; sums of a tile in the loop would be more
 CAUSAL = "attention x { mask k <= q }"
 CAP = "attention x(sink: f32[h]) { mask 0 <= q - k < 100  score 20 * tanh(s / 20)  softmax sink(sink[h]) }"
 MANY = [
@@ -59,7 +59,8 @@ def test_a_kernel_compiles(tmp_path, precision, inputs):
     text, kind = kernel.asm["ptx"], {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}[inputs]
     assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kind}.{kind}" in text
     assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{kind}" in text
-    assert text.count("cvt.rn.satfinite.e4m3x2.f32") and text.count("cvt.rn.f16x2.e4m3x2")
+    assert f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.{kind}" in text  # row sums
+    assert text.count("cvt.rn.satfinite.e4m3x2.f32")
 
 
 @pytest.mark.slow
