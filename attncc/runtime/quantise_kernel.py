@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,63 +15,53 @@ BLOCK = tl.constexpr(128)
 ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: added and taken away again, it leaves the nearest integer
 OWN, LARGEST_ONLY, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # whose largest size makes the scale
 
-PROGRAMS = 2  # on a processor side by side
-STAGES = 2  # blocks on their way
 
-
-@triton.jit
+@triton.jit(do_not_specialize=["h_len", "n", "groups", "blocks"])
 def _eight_bits(
-    X, Out, Largest, Scales, Matrix, Lengths, stride_b, stride_h, stride_n, stride_d, h_len, n, n_out, blocks, total,
+    X, Out, Largest, Scales, Matrix, Lengths, stride_b, stride_h, stride_n, stride_d, h_len, n, groups, blocks,
     LEAST: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr, LOWEST: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, ROTATE: tl.constexpr, TURN: tl.constexpr, WHOSE: tl.constexpr, FAR: tl.constexpr,
-    STAGES: tl.constexpr,
+    WIDTH: tl.constexpr, ROTATE: tl.constexpr, TURN: tl.constexpr, WHOSE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    program = tl.program_id(0)
+    block, head = program % blocks, program // blocks
     slot, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    key = slot
+    row = block * BLOCK + slot
     if TURN:  # the key that stands at each place: see Quantised
-        key = (slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1)
+        row = block * BLOCK + ((slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1))
+    at = X + (head // h_len).to(tl.int64) * stride_b + (head % h_len).to(tl.int64) * stride_h
+    at += row[:, None].to(tl.int64) * stride_n + d[None, :].to(tl.int64) * stride_d
+    x = tl.load(at, mask=(row < n)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
     if ROTATE:
-        matrix = tl.load(Matrix + d[:, None] * WIDTH + d[None, :])
-        lengths = tl.full([1], D**-0.5, tl.float32)  # of its columns
-        if D != WIDTH:
-            lengths = tl.load(Lengths + d)
-    apart = tl.int64 if FAR else tl.int32  # how far the elements of a block can be
-    inside = key[:, None].to(apart) * stride_n + d[None, :].to(apart) * stride_d
-    for index in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
-        block, head = index % blocks, index // blocks
-        first = block * BLOCK
-        at = X + (head // h_len).to(tl.int64) * stride_b + (head % h_len).to(tl.int64) * stride_h
-        at += first.to(tl.int64) * stride_n
-        x = tl.load(at + inside, mask=(key < n - first)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        if ROTATE:
-            largest = _largest(x)
-            exponent = tl.maximum(((largest.to(tl.int32, bitcast=True) >> 23) & 255) - 126, LOWEST)
-            down = ((BITS - exponent + 127) << 23).to(tl.float32, bitcast=True)
-            up = ((exponent - BITS + 127) << 23).to(tl.float32, bitcast=True)
-            whole = (x * down + ROUND) - ROUND
-            if X.dtype.element_ty.primitive_bitwidth == 16:  # no more bits than float16 has
-                sums = tl.dot(whole.to(tl.float16), matrix)
-            else:
-                high = (whole * 0.00390625 + ROUND) - ROUND
-                low = whole - high * 256.0
-                sums = tl.dot(high.to(tl.float16), matrix) * 256.0 + tl.dot(low.to(tl.float16), matrix)
-            x = sums * (lengths * up)[None, :]
         largest = _largest(x)
-        if WHOSE == LARGEST_ONLY:
-            tl.store(Largest + index, largest)
+        exponent = tl.maximum(((largest.to(tl.int32, bitcast=True) >> 23) & 255) - 126, LOWEST)
+        down = ((BITS - exponent + 127) << 23).to(tl.float32, bitcast=True)
+        up = ((exponent - BITS + 127) << 23).to(tl.float32, bitcast=True)
+        whole = (x * down + ROUND) - ROUND
+        matrix = tl.load(Matrix + d[:, None] * WIDTH + d[None, :])
+        if X.dtype.element_ty.primitive_bitwidth == 16:  # no more bits than float16 has
+            sums = tl.dot(whole.to(tl.float16), matrix)
         else:
-            if WHOSE == GIVEN:
-                largest = tl.load(Largest + index)
-            else:
-                largest = tl.maximum(largest, LEAST)
-                tl.store(Scales + index, tl.div_rn(largest, TOP))
-            made = (x * tl.div_rn(TOP, largest)).to(Out.dtype.element_ty)
-            if TURN:
-                out = Out + head.to(tl.int64) * D * n_out + first + (d[None, :].to(apart) * n_out + slot[:, None])
-                tl.store(out, made, mask=(slot < n_out - first)[:, None] & (d < D)[None, :])
-            else:
-                out = Out + (head.to(tl.int64) * n_out + first) * D + (slot[:, None] * D + d[None, :])
-                tl.store(out, made, mask=(slot < n - first)[:, None] & (d < D)[None, :])
+            high = (whole * 0.00390625 + ROUND) - ROUND
+            low = whole - high * 256.0
+            sums = tl.dot(high.to(tl.float16), matrix) * 256.0 + tl.dot(low.to(tl.float16), matrix)
+        x = sums * tl.load(Lengths + d)[None, :] * up
+    largest = _largest(x)
+    if WHOSE == LARGEST_ONLY:
+        tl.store(Largest + program, largest)
+    else:
+        if WHOSE == GIVEN:
+            largest = tl.load(Largest + program)
+        else:
+            largest = tl.maximum(largest, LEAST)
+            tl.store(Scales + program, tl.div_rn(largest, TOP))
+        made = (x * tl.div_rn(TOP, largest)).to(Out.dtype.element_ty)
+        if TURN:
+            place, n_out = block * BLOCK + slot, groups * GROUP
+            out = Out + (head.to(tl.int64) * D + d[None, :]) * n_out + place[:, None]
+            tl.store(out, made, mask=(place < n_out)[:, None] & (d < D)[None, :])
+        else:
+            out = Out + (head.to(tl.int64) * n + row[:, None]) * D + d[None, :]
+            tl.store(out, made, mask=(row < n)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -94,13 +83,11 @@ def on_gpu(x: Tensor, precision: Precision, rotated: bool, turn: bool) -> tuple[
     scales = x.new_empty((b, h, blocks), dtype=torch.float32)
     matrix, lengths = _padded(d, width, x.device) if rotated else (x, x)
     given = x.float() if x.dtype == torch.float64 else x
-    far = max(given.stride(2) * BLOCK.value + given.stride(3) * d, n_out * d) >= 2**31
 
     def run(whose: Any, largest: Tensor) -> None:
-        total = b * h * blocks
-        _eight_bits[(min(total, PROGRAMS * _processors(x.device)),)](
-            given, out, largest, scales, matrix, lengths, *given.stride(), h, n, n_out, blocks, total, LEAST, top, BITS,
-            LEAST_EXPONENT, d, width, rotated, turn, whose, far, STAGES, num_warps=8, maxnreg=128,
+        _eight_bits[(b * h * blocks,)](
+            given, out, largest, scales, matrix, lengths, *given.stride(), h, n, n_out // GROUP, blocks, LEAST, top,
+            BITS, LEAST_EXPONENT, d, width, rotated, turn, whose, GROUP, num_warps=8,
         )  # fmt: skip
 
     if not b * h:
@@ -113,11 +100,6 @@ def on_gpu(x: Tensor, precision: Precision, rotated: bool, turn: bool) -> tuple[
     shared = shared_largest(largest, precision).contiguous()
     run(GIVEN, shared)
     return out, (shared[..., :1] / top).contiguous()
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _padded(d: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

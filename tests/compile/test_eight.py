@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from attncc.analysis import kernel_visits
 from attncc.codegen import render
@@ -16,7 +18,9 @@ from attncc.errors import PlanError
 from attncc.frontend import parse
 from attncc.ir import Shape
 from attncc.planner import choose
+from attncc.runtime import quantise_kernel
 from attncc.runtime.compile import compiled as cross_compiled
+from attncc.runtime.quantise import BITS, GROUP, LEAST, LEAST_EXPONENT
 from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose spills are known
@@ -61,6 +65,24 @@ def test_a_kernel_compiles(tmp_path, precision, inputs):
     assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{kind}" in text
     assert f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.{kind}" in text  # row sums
     assert text.count("cvt.rn.satfinite.e4m3x2.f32")
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_the_pass_that_quantises_compiles(size, rotated):
+    """q and k are rotated, v is turned."""
+    kernel = quantise_kernel._eight_bits
+    fixed = {
+        "LEAST": LEAST, "TOP": 448.0, "BITS": BITS, "LOWEST": LEAST_EXPONENT, "D": size, "WIDTH": size,
+        "ROTATE": rotated, "TURN": not rotated, "WHOSE": 0, "GROUP": GROUP, "stride_d": 1,
+    }  # fmt: skip
+    pointers = {"X": "*bf16", "Out": "*fp8e4nv", "Matrix": "*fp16"} | dict.fromkeys(
+        ("Largest", "Scales", "Lengths"), "*fp32"
+    )
+    types = {n: "constexpr" if n in fixed else pointers.get(n, "i32") for n in kernel.arg_names}
+    source = ASTSource(kernel, types, {(kernel.arg_names.index(n),): value for n, value in fixed.items()})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert "cvt.rn.satfinite.e4m3x2" in made.asm["ptx"] and ("wgmma" in made.asm["ptx"]) == rotated
 
 
 @pytest.mark.slow
