@@ -122,11 +122,11 @@ class Meeting:
             if row.refused is None and not isinstance(run, Refused):
                 ready[name] = partial(self._timed, run)
         self.hear(f"{self.call.shape.q_len}: timing, {self.direction}")
-        times = in_turns(ready, self.call.q.device, self.rounds)
-        for name in ready.keys() - times.keys():
-            found[name] = replace(found[name], refused="out of memory beside the others")
+        times, failed = in_turns(ready, self.call.q.device, self.rounds)
         flops = self._flops
         for name, row in found.items():
+            if name in failed:
+                row = replace(row, refused=failed[name])
             if name in times:
                 ms = statistics.median(times[name])
                 rate = None if flops is None else flops / ms / 1e9
@@ -151,7 +151,7 @@ class Meeting:
         except Exception as fault:
             if name == OURS:
                 raise
-            return replace(row, refused=f"fails: {str(fault).strip().splitlines()[0][:120]}")
+            return replace(row, refused=_failure(fault))
 
     @property
     def _inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -293,10 +293,16 @@ def machine(device: str) -> dict[str, Any]:
     return {"device": name, "torch": torch.__version__, "triton": triton.__version__, "attncc": attncc.__version__}
 
 
-def in_turns(prepared: Mapping[str, Callable[[], Timed]], device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call in each round, by name; without those that find no memory beside the others."""
+def _failure(fault: Exception) -> str:
+    return f"fails: {str(fault).strip().splitlines()[0][:120]}"
+
+
+def in_turns(
+    prepared: Mapping[str, Callable[[], Timed]], device: torch.device, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds of a call in each round, by name; and why others than ours fail, or find no memory beside them."""
     clock = _events if device.type == "cuda" else _wall
-    calls, counts = {}, {}
+    calls, counts, failed = {}, {}, {}
     for name, prepare in prepared.items():
         try:
             call = prepare()
@@ -306,11 +312,16 @@ def in_turns(prepared: Mapping[str, Callable[[], Timed]], device: torch.device, 
         except torch.OutOfMemoryError:
             call = None
             torch.cuda.empty_cache()
+            failed[name] = "out of memory beside the others"
+        except Exception as fault:
+            if name == OURS:
+                raise
+            failed[name] = _failure(fault)
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             found[name].append(clock(call, counts[name]))
-    return found
+    return found, failed
 
 
 def _events(call: Timed, runs: int) -> float:

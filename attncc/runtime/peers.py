@@ -160,10 +160,20 @@ def _flex(call: Call) -> Run:
             few = size[0] * size[1] * shape.q_len * shape.k_len <= EAGER
             make = create_block_mask if few else torch.compile(create_block_mask, dynamic=False)
             blocks = make(mask, *size, shape.q_len, shape.k_len, device=call.q.device)
-    return lambda q, k, v: compiled(
-        q, k, v, score_mod=score if written.spec.scores else None, block_mask=blocks, scale=written.scale,
-        enable_gqa=group > 1,
-    )  # fmt: skip
+    options = {"score_mod": score if written.spec.scores else None, "block_mask": blocks, "scale": written.scale,
+               "enable_gqa": group > 1}  # fmt: skip
+    return _kept(lambda q, k, v: compiled(q, k, v, **options))
+
+
+def _kept(run: Run) -> Run:
+    """A compiled function whose graph can be walked back again and again: its buffers are not given away."""
+    from torch._functorch import config
+
+    def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with config.patch(donated_buffer=False):  # read when it is compiled
+            return run(q, k, v)
+
+    return kept
 
 
 def _beyond(call: Call) -> str:

@@ -67,14 +67,18 @@ def test_numbers_beyond_their_bound_exit_4(program, monkeypatch):
         assert found.status == 4 and "1 results of causal are beyond their bounds" in found.err
 
 
-def test_who_finds_no_memory_beside_the_others_is_left_out(program, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [(torch.OutOfMemoryError("full"), "out of memory beside the others"), (RuntimeError("no\nmore"), "fails: no")],
+)
+def test_who_fails_beside_the_others_is_left_out(program, monkeypatch, fault, told):
     def unfused(call):
         calls = []
 
         def run(q, k, v):
             calls.append(q)
             if len(calls) > 1:  # the first is the one that is compared
-                raise torch.OutOfMemoryError("full")
+                raise fault
             return right(call)(q, k, v)
 
         return run
@@ -83,7 +87,7 @@ def test_who_finds_no_memory_beside_the_others_is_left_out(program, monkeypatch)
     monkeypatch.setattr(peers, "_unfused", unfused)
     found = rows(program, "causal.attn", *SMALL, "--against", "math,unfused", "--pass", "forward")
     assert {r["who"]: r["refused"] for r in found} == {
-        "attncc": None, "math": None, "unfused": "out of memory beside the others",
+        "attncc": None, "math": None, "unfused": told,
     }  # fmt: skip
     assert all(r["ms"] for r in found if r["refused"] is None)
 
@@ -171,6 +175,16 @@ def test_flex_refuses_what_it_cannot_express():
     call = call_of("attention a(e: f32[h]) { softmax sink(e[h]) }", Shape(1, 2, 2, 8, 8, 16, 16, "f32"))
     with pytest.raises(peers.Refused, match="FlexAttention has no softmax sink"):
         peers.peer("flex", call)
+
+
+def test_a_compiled_peer_gives_no_buffer_away():
+    """Its backward pass is timed again and again over one graph."""
+    from torch._functorch import config
+
+    seen = []
+    q = torch.zeros(1)
+    peers._kept(lambda q, k, v: seen.append(config.donated_buffer) or q)(q, q, q)
+    assert seen == [False] and config.donated_buffer
 
 
 @pytest.mark.slow
