@@ -151,18 +151,12 @@ def tables() -> dict[str, list[str]]:
     return made
 
 
-def planner(*records: dict[str, Any]) -> list[str]:
+def planner(record: dict[str, Any]) -> list[str]:
     """The first choice's part of the speed of the fastest that was measured, of all plans and of those of fa2."""
     lines = [_cells("row", "plans", "of the fastest", "fa2's first choice, of the fastest fa2"), "|---|---|---|---|"]
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        for row in record["rows"]:
-            rows.setdefault(row["row"], []).append(row)
-    for name, runs in rows.items():
-        shares = [row["share"] for row in runs if row["share"]]
-        fa2 = [row["share_fa2"] for row in runs if row["share_fa2"]]
-        plans = len({plan for row in runs for plan in row["times"]})
-        lines.append(_cells(name, str(plans), *(f"{min(x):.2f}" if x else "-" for x in (shares, fa2))))
+    for row in record["rows"]:
+        shares = (f"{row[n]:.2f}" if row[n] else "-" for n in ("share", "share_fa2"))
+        lines.append(_cells(row["row"], f"{row['measured']} of {row['plans']}", *shares))
     return lines
 
 
@@ -183,7 +177,7 @@ LADDER_TITLES = (
 
 def ladder_page() -> list[str]:
     """The tables of docs/ladder.md with their titles, those that have figures."""
-    made = [*ladder(_read("io.json")), planner(*(_read(p.name) for p in sorted(RESULTS.glob("planner*.json"))))]
+    made = [*ladder(_read("io.json")), planner(_read("planner.json"))]
     lines: list[str] = []
     for title, table in zip(LADDER_TITLES, made, strict=True):
         if any(char.isdigit() for row in table[2:] for char in row.split("|", 2)[2]):
