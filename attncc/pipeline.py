@@ -154,7 +154,7 @@ def plan(request: Request) -> Planned:
     parsed = laid_out(parsed, request.layout)
     frontend.refuse_unbuilt(parsed)  # in this layout
     consts, values = split_values(parsed.spec, dict(request.values))
-    refuse_divisors(parsed.spec, values)
+    refuse_divisors(parsed.spec, {**consts, **values})
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
 
@@ -196,6 +196,7 @@ def plan_parsed(
 
     spec, goal = frontend.bind(parsed, consts), target(target_name)
     visits = analysis.kernel_visits(spec, forward=True) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
+    frontend.refuse_beyond(parsed, analysis.constants(visits))
     choice = planner.choose(spec, shape, goal, visits)
     made = tables_of(walked(spec, choice.plan, visits)).made
     choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=made))
@@ -329,6 +330,9 @@ def refuse_divisors(spec: AttentionSpec, values: Mapping[str, Number]) -> None:
     for name in sorted(analysis.divisors(spec) & values.keys()):
         if values[name] < 1:
             raise RequestError(f"{name} divides, so that it must be at least 1, and is {values[name]}")
+    fault = analysis.low_divisor(analysis.computed_divisors(spec), values)
+    if fault:
+        raise RequestError(fault)
 
 
 def _no_such(spec: AttentionSpec, name: str, known: list[str]) -> str:

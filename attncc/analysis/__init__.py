@@ -3,13 +3,15 @@
 from attncc.analysis.alike import alike_visits
 from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs, row_counts, tile_counts, visited_tiles
 from attncc.analysis.derivative import derivative, ungradable
+from attncc.analysis.divisors import computed_divisors, divisors
 from attncc.analysis.evaluate import Env, evaluate
-from attncc.analysis.kernel import kernel_visits
-from attncc.analysis.lift import Prover, divisors, nonnegative
+from attncc.analysis.kernel import constants, kernel_visits
+from attncc.analysis.lift import Prover, nonnegative
 from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
 from attncc.analysis.spread import spread
 from attncc.analysis.widths import Widths, widths
+from attncc.analysis.words import low_divisor
 
 __all__ = [
     "Balance",
@@ -19,12 +21,15 @@ __all__ = [
     "Widths",
     "alike_visits",
     "balance",
+    "computed_divisors",
+    "constants",
     "derivative",
     "divisors",
     "empty_row_count",
     "evaluate",
     "kept_pairs",
     "kernel_visits",
+    "low_divisor",
     "nonnegative",
     "prove",
     "row_counts",

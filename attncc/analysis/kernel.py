@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from attncc.analysis.solve import visits
@@ -60,6 +61,14 @@ def reads_blocks(spec: AttentionSpec, v: Visits) -> bool:
     reads = (e for test in (v.may, v.must) if test is not None for e in walk(test) if isinstance(e, Read))
     at = (frozenset().union(*map(names, r.indices)) for r in reads if r.tensor in given)
     return any(n & inner and n & outer for n in at)
+
+
+def constants(v: Visits) -> Iterator[int]:
+    """Every int that stands in the expressions of `v`."""
+    ends = (e for s in (*v.masked, *v.full) for e in (s.begin, s.end))
+    tests = (e for e in (v.may, v.must, v.plain_end, *v.plain) if e is not None)
+    for e in (*ends, *tests, *(e for _, e in v.lets), *(s.value for s in v.summaries)):
+        yield from (int(n.value) for n in walk(e) if isinstance(n, Const) and n.type == "int")
 
 
 def pruned(v: Visits) -> Visits:

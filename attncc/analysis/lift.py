@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attncc.analysis.bounds import Facts, Range, numeric
+from attncc.analysis.divisors import divisors
 from attncc.analysis.terms import Algebra, Term, rebuild
 from attncc.ir import (
     COMPARISON,
-    NONE,
-    SUM,
     TILE_NAMES,
     AttentionSpec,
     Const,
@@ -20,32 +19,15 @@ from attncc.ir import (
     conjunction,
     names,
     tile_names,
-    walk,
 )  # fmt: skip
 
+LEAST, MOST = -(2**63), 2**63 - 1
 ELEMENT_RANGES: dict[str, Range] = {
     "bit": (0, 1), "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1),
 }  # fmt: skip
 AXES = {"q": "row", "k": "k"}  # side of a tile -> the position that runs over it
 LENGTHS = {"row": "q_len", "k": "k_len"}
 EXTENTS = {**LENGTHS, "b": "b_len", "h": "h_len"}
-
-
-def divisors(spec: AttentionSpec) -> frozenset[str]:
-    """Scalars and free axes that are a divisor of `//` or `%`: every call checks that they are at least 1."""
-    found: set[str] = set()
-    for e in expressions(spec):
-        for n in walk(e):
-            if isinstance(n, Op) and n.op in ("//", "%") and isinstance(n.args[1], Var):
-                found.add(n.args[1].name)
-    return frozenset(found)
-
-
-def expressions(spec: AttentionSpec) -> tuple[Expr, ...]:
-    """Every expression that a kernel evaluates."""
-    single = tuple(e for e in (spec.scale, spec.weight, spec.dropout) if e is not None)
-    named = tuple(e for _, e in spec.softmax.named if e not in (SUM, NONE))
-    return (*spec.masks, *spec.scores, *single, *spec.softmax.args, *named)
 
 
 def spec_facts(spec: AttentionSpec, outer: str | None = None) -> Facts:
@@ -164,10 +146,15 @@ class Lift:
 
 
 def _compare(op: str, x: Term, y: Term) -> Term:
+    if op in (">", ">="):
+        op, x, y = op.replace(">", "<"), y, x
+    home = x.home  # what 64 bits settle gives no bound beyond them
+    if op == "<=" and (x is home.const(LEAST) or y is home.const(MOST)):
+        return home.true
+    if op == "<" and (x is home.const(MOST) or y is home.const(LEAST)):
+        return home.false
     if op in ("<", "<="):
         return x.lt(y) if op == "<" else x.le(y)
-    if op in (">", ">="):
-        return y.lt(x) if op == ">" else y.le(x)
     return x.eq(y) if op == "==" else x.home.ne0(x - y)
 
 

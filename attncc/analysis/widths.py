@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attncc.analysis.lift import ELEMENT_RANGES, Lift, divisors, expressions, spec_facts, taken
+from attncc.analysis.divisors import divisors, expressions
+from attncc.analysis.lift import ELEMENT_RANGES, Lift, spec_facts, taken
 from attncc.analysis.literals import literals, settled
 from attncc.analysis.solve import visits
 from attncc.analysis.terms import Algebra

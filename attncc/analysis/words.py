@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from attncc.analysis.divisors import below_one
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import pair_by_pair
 from attncc.analysis.lift import Lift, spec_facts
 from attncc.analysis.normal import Solver, ordered
 from attncc.analysis.terms import Algebra, Term, visit
-from attncc.ir import COMPARISON, AttentionSpec, Const, Expr, Read, Var, tensors
+from attncc.ir import COMPARISON, AttentionSpec, Const, Expr, Read, Var, names, tensors
 
 BINDS = {
     "or": 1,
@@ -85,3 +88,12 @@ def opaque_parts(spec: AttentionSpec) -> tuple[str, ...]:
     if solver.overflow:
         found.append("the mask has too many alternatives to keep apart: some are taken together")
     return tuple(found)
+
+
+def low_divisor(divisors: Iterable[Expr], values: Mapping[str, int | float]) -> str | None:
+    """Which of these computed divisors is below 1 with these values of parameters, and what makes it so; or None."""
+    found = below_one(divisors, values)
+    if found is None:
+        return None
+    given = ", ".join(f"{name} = {values[name]}" for name in sorted(names(found[0])))
+    return f"{text(found[0])} divides, so that it must be at least 1, and is {found[1]} with {given}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attncc.frontend.algorithms import inexpressible, pinned
 from attncc.frontend.bind import bind
 from attncc.frontend.canonical import canonical
+from attncc.frontend.constants import refuse_beyond
 from attncc.frontend.expression_text import expression_text, let_names
 from attncc.frontend.packed import packed
 from attncc.frontend.parse import Parsed, parse
@@ -36,6 +37,7 @@ __all__ = [
     "packed",
     "parse",
     "pinned",
+    "refuse_beyond",
     "refuse_unbuilt",
     "reporting",
 ]  # fmt: skip

@@ -62,10 +62,12 @@ class KernelPlan:
     pair_bits: int = 0  # packed bits for each pair
     key_bytes: int = 0  # for each key
     row_bytes: int = 0  # for each row
+    row_tests: bool = False  # several parts of the mask compare what is read of rows with keys
     gather_bytes: int = 0  # for each pair, too narrow to be loaded ahead
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
     levels: tuple[int, ...] = ()  # for each pair, wide enough to be loaded ahead: what scores read, its indices, theirs
     full_levels: tuple[int, ...] = ()  # the same, without what the mask reads: in the loop over whole tiles
+    full_key_bytes: int = 0  # as key_bytes, there
     narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
     index_bytes: int = 0  # the same, of indices
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced

@@ -171,6 +171,7 @@ def _plans(
             apart=whole and reference in usual.apart,
             scales="" if not eight else "block" if spec.precision.block else "whole",
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
+            row_tests=read.tests,
             gather_bytes=read.gather, chain_bytes=read.chain,
         )  # fmt: skip
 

@@ -17,7 +17,16 @@ from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
 from attncc.planner.legality import BUILT
-from attncc.planner.shared_memory import ELEMENT_BYTES, SWAPPED, ahead_bytes, matrix_unit, padded, parts, passed_pair
+from attncc.planner.shared_memory import (
+    ELEMENT_BYTES,
+    Parts,
+    ahead_bytes,
+    matrix_unit,
+    padded,
+    parts,
+    passed_pair,
+    split,
+)
 from attncc.planner.traffic import SUM, Kernel, Sizes
 from attncc.targets import Target
 
@@ -277,6 +286,19 @@ def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
     return found
 
 
+def _split_forms(plan: KernelPlan, made: Parts, s: Sizes) -> dict[str, Any]:
+    """What of K and V runs ahead, and what does not: all of a head, or so many of its columns."""
+    found = {}
+    for what, head, symbol, whole in (
+        ("key", plan.head_dim, s.head_dim, made.key), ("value", plan.head_dim_v, s.head_dim_v, made.value)
+    ):  # fmt: skip
+        ahead, late = split(plan, head)
+        for name, columns in ((f"{what}_ahead", sum(ahead)), (f"{what}_late", max(late, default=0))):
+            of_all = getattr(made, name) == whole
+            found[name] = s.tile_k * s.element * (symbol if of_all else columns)
+    return found
+
+
 def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
     """Shared memory of the forward kernel that takes most, at its fullest moment; None on a CPU."""
     import sympy
@@ -284,15 +306,17 @@ def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
     if not target.is_gpu:
         return None
     d, dv, e, tq, tk = s.head_dim, s.head_dim_v, s.element, s.tile_q, s.tile_k
-    pairs, one = tq * tk, sympy.Integer(1)
+    pairs, one, made = tq * tk, sympy.Integer(1), parts(plan, target)
     form = {
         "query": tq * d * e, "key": tk * d * e, "value": tk * dv * e, "weights": pairs * e, "query_piece": tq * d * e,
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "out": tq * dv * e,
         "sums": tq * dv * SUM, "pairs": pairs, "rows": tq, "ahead": pairs * ahead_bytes(plan),
         "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_pair(plan, target)),
-        "swapped": one * SWAPPED * plan.warps * target.warp_size, SINGLE: one,
+        "swapped": one * made.swapped, SINGLE: one, **_split_forms(plan, made, s),
     }  # fmt: skip
-    taken, aligned = terms_of(BUILT[plan.algorithm](plan, target, named_parts)), parts(plan, target).key_operand
-    if aligned != plan.tile_k * plan.key_bytes:  # to where a tile may begin
-        form["key_operand"] = one * aligned
+    if made.key_operand != plan.tile_k * plan.key_bytes:  # to where a tile may begin
+        form["key_operand"] = one * made.key_operand
+    if made.out_piece * SUM != made.sums * ELEMENT_BYTES[plan.dtype]:  # as much as passes at once
+        form["out_piece"] = one * made.out_piece
+    taken = terms_of(BUILT[plan.algorithm](plan, target, named_parts))
     return sum((sympy.Rational(n) * form[what] for what, n in taken.items() if n), sympy.Integer(0))

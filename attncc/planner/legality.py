@@ -140,17 +140,21 @@ def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
             if value > allowed:
                 sentence = f"needs {value} {what}, {target.name} has {allowed}: {value - allowed} too many"
                 found.append(Violation(limit, value, allowed, sentence))
-    if _fails_to_compile(plan, target):
-        sentence = (
-            f"stages is {plan.stages}: on {target.name} this Triton compiles masks of bools for each pair with 1 only"
-        )
-        found.append(Violation("stages", plan.stages, 1, sentence))
-    return found
+    return found + list(_compiler_faults(plan, target))
 
 
-def _fails_to_compile(plan: KernelPlan, target: Target) -> bool:
-    """Its last step, which is peeled, wants such a mask in the layout of P, through shared memory that has no bits."""
+def _compiler_faults(plan: KernelPlan, target: Target) -> Iterator[Violation]:
+    """What fails an assertion of Triton's, although it would fit."""
+    if plan.direction != "forward" or plan.stages == 1:
+        return
+    unit, threads = shared_memory.matrix_unit(plan, target), plan.warps * target.warp_size
     bools = bool(plan.pair_bits) or plan.gather_bytes == shared_memory.FLAG
-    ahead = bools and plan.stages > 1 and plan.direction == "forward"
-    mfma = shared_memory.matrix_unit(plan, target) == "mfma"
-    return ahead and mfma and shared_memory.triton_release() >= NO_BOOLS_AHEAD
+    if bools and unit == "mfma" and shared_memory.triton_release() >= NO_BOOLS_AHEAD:
+        # the last step, which is peeled, wants such a mask in the layout of P, through shared memory that has no bits
+        what = f"on {target.name} this Triton compiles masks of bools for each pair with 1 only"
+        yield Violation("stages", plan.stages, 1, f"stages is {plan.stages}: {what}")
+    read = plan.key_mask and plan.key_bytes and plan.loads == "descriptor"
+    if read and unit == "mma" and plan.tile_k >= threads:
+        # values by TMA are replaced by what is read of their keys, which no two threads hold then
+        what = f"of {threads} threads; with masks that read keys alone, values by TMA take a tile of fewer keys"
+        yield Violation("tile_k", plan.tile_k, threads // 2, f"tile_k is {plan.tile_k} {what}")

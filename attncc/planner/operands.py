@@ -29,6 +29,7 @@ class Operands:
     narrow  of a pair, read by scores and masks, less than a word: the widest
     index   the same, of indices that lie side by side from row to row, unlike what is read at them: they are loaded in
             a layout of their own; both take what is wide too where it is not loaded ahead
+    tests   whether several parts of the mask compare what is read of a row alone with keys
     """
 
     pair: int = 0
@@ -41,6 +42,7 @@ class Operands:
     keys: int = 0
     narrow: int = 0
     index: int = 0
+    tests: bool = False
 
 
 def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
@@ -74,7 +76,17 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
     for e in expressions:
         for read in _outermost(e):
             found.visit(read, 0)
-    return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index)
+    return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index,
+                    _tests(spec))  # fmt: skip
+
+
+def _tests(spec: AttentionSpec) -> bool:
+    tests = [t for m in spec.masks for t in _terms(m) if names(t) & KEYS and any(map(_is_of_row, walk(t)))]
+    return len(tests) > 1
+
+
+def _is_of_row(e: Expr) -> bool:
+    return isinstance(e, Read) and bool(names(e) & ROWS) and not names(e) & KEYS
 
 
 def element_bytes(spec: AttentionSpec, read: Read) -> int:

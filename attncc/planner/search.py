@@ -134,7 +134,7 @@ def _candidates(
     caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     bare = replace(spec, masks=()) if visits is not None and visits.full else spec
-    in_full = {apart: operands(bare, apart).levels for apart in (False, True)}
+    in_full = {apart: operands(bare, apart) for apart in (False, True)}
     products, classed, key_mask = spec.precision.products, _classed(visits), has_key_mask(spec)
     for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
         apart = shared_memory.unit_of(dtype, products, tile_q, warps, target) == "tcgen05"
@@ -149,8 +149,9 @@ def _candidates(
                 key_mask=key_mask or (spec.ragged and loads == "descriptor"),
                 layout="ragged" if spec.ragged else "dense", dropout=spec.dropout is not None,
                 pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
-                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart],
-                narrow_bytes=read.narrow, index_bytes=read.index,
+                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart].levels,
+                full_key_bytes=in_full[apart].keys, narrow_bytes=read.narrow, index_bytes=read.index,
+                row_tests=read.tests,
             )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CD
 IN_HALVES = (3, 7)  # the Triton that began to pass a tile from a layout to another in parts where that goes
 PADDING = 16  # of the bytes of a buffer, at least: what is added to it
 WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that a bool takes on its way to the scores
-SWAPPED = 32  # bytes of a thread that pass at a time from one layout to another
+STORED = 64  # bytes of a thread that pass at a time on the way of an output without a matrix unit
+SWAPPED = 32  # bytes of a thread that pass at a time from one layout to another, of an output of tcgen05
+TESTED = 16  # the same, of what a mask found of rows
 BARRIERS = 128  # of TMA
 SUMS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows
 ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses
@@ -64,7 +66,8 @@ def unit_of(dtype: str, products: str, tile_q: int, warps: int, target: Target) 
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of the tiles; `*_piece` is the largest piece of a head size that was split into powers of two."""
+    """Bytes of the tiles; `*_piece` is the largest piece of a head size that was split into powers of two, `*_ahead`
+    what of a tile the pipeline loads ahead, `*_late` the largest piece of the rest."""
 
     query: int
     key: int
@@ -73,11 +76,15 @@ class Parts:
     query_piece: int
     key_piece: int
     value_piece: int
+    key_ahead: int
+    value_ahead: int
+    key_late: int
+    value_late: int
     out_piece: int
     ahead: int  # of tensor parameters that are loaded ahead, one buffer of each
     key_operand: int
     passed: int  # what changes its layout on the way to the scores, or to the addresses of what they read
-    swapped: int  # what a tile passes through on its way to another layout
+    swapped: int  # what the output, or a mask, passes through on its way to another layout
     out: int  # all pieces
     sums: int  # of the output's widest piece, in float32
     pairs: int  # a byte each, as of rows
@@ -92,16 +99,23 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
     piece, piece_v = pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]
     pairs = plan.tile_q * plan.tile_k
-    aligned = ALIGNMENT if matrix_unit(plan, target) in ("wgmma", "tcgen05") else 1
+    unit = matrix_unit(plan, target)
+    aligned = ALIGNMENT if unit in ("wgmma", "tcgen05") else 1
+    column, out_piece = plan.tile_k * size, plan.tile_q * piece_v * size
+    if unit == "fma":
+        out_piece = min(out_piece, STORED * plan.warps * target.warp_size)
+    (key_ahead, key_late), (value_ahead, value_late) = (split(plan, n) for n in (plan.head_dim, plan.head_dim_v))
     return Parts(
         query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
         weights=pairs * size, query_piece=plan.tile_q * piece * size,
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
-        out_piece=plan.tile_q * piece_v * size,
+        key_ahead=column * sum(key_ahead), value_ahead=column * sum(value_ahead),
+        key_late=column * max(key_late, default=0), value_late=column * max(value_late, default=0),
+        out_piece=out_piece,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
         passed=int(pairs * passed_pair(plan, target)),
-        swapped=SWAPPED * plan.warps * target.warp_size, out=plan.tile_q * dv * size,
-        sums=plan.tile_q * piece_v * WORD, pairs=pairs, rows=plan.tile_q,
+        swapped=(SWAPPED if unit == "tcgen05" else TESTED) * plan.warps * target.warp_size,
+        out=plan.tile_q * dv * size, sums=plan.tile_q * piece_v * WORD, pairs=pairs, rows=plan.tile_q,
     )  # fmt: skip
 
 
@@ -151,13 +165,20 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     if _swaps(plan, target):
         passing += [{**moment, "swapped": 1} for moment in loops]
     query = ({"query_piece": 1},) if unit == "mfma" else ()  # passes through once, before the loop
-    whole = unit != "mfma" or plan.dtype != "f32"  # float32 is stored from where mfma left it
-    return (*query, *loops, *passing, *([{"out_piece": 1}] if whole else []))
+    stored = [{"out_piece": 1}] if unit != "mfma" or _regroups(plan) else []
+    return (*query, *loops, *passing, *stored)
+
+
+def _regroups(plan: KernelPlan) -> bool:
+    """Whether the output goes to another layout than mfma left it in, so that a thread stores several elements: not in
+    float32, and not where rows are of an odd length."""
+    return plan.dtype != "f32" and plan.head_dim_v % 2 == 0
 
 
 def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
     unit = matrix_unit(plan, target)
-    read_twice = 1 + plan.key_mask  # for the scores, and turned round for the values
+    # for the scores, and turned round for the values, but for their masked load
+    read_twice = 1 + (plan.key_mask and split(plan, plan.head_dim_v)[1] == ())
     kept = {"key_operand": max(latency(plan), 1) * read_twice}
     if unit != "mfma":
         kept["ahead"] = latency(plan)
@@ -166,12 +187,12 @@ def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
 
 def _swaps(plan: KernelPlan, target: Target) -> bool:
     """Whether a tile passes from one layout to another, a few registers at a time. In tcgen05's loops in loops, the
-    output from that of its own columns to that of the scores, where two warp groups share them out; before wgmma, a
-    mask over rows that were read one to a thread."""
+    output from that of its own columns to that of the scores, where two warp groups share them out; before wgmma and
+    mma, several parts of a mask over rows that were read one to a thread."""
     unit = matrix_unit(plan, target)
     if unit == "tcgen05":
         return plan.classed and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
-    return unit in ("wgmma", "mma") and plan.row_bytes > 0 and plan.tile_q == target.warp_size * plan.warps
+    return unit in ("wgmma", "mma") and plan.row_tests and plan.tile_q == target.warp_size * plan.warps
 
 
 def fa2_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
@@ -180,9 +201,11 @@ def fa2_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> in
     tiles = tiles_of(plan, target)
     found = [phase_bytes(phase, tiles) for phase in phases(plan, target)]
     if plan.levels != plan.full_levels or plan.key_mask:
-        full = replace(plan, levels=plan.full_levels, key_mask=False)
+        full = replace(plan, levels=plan.full_levels, key_bytes=plan.full_key_bytes, key_mask=False)
         if latency(full) > latency(plan) and target.is_gpu:
             tiles = tiles_of(full, target)
+            if full.key_bytes != plan.key_bytes:  # a number of its own, not what the plan's keys take
+                tiles = replace(tiles, key_operand=int(tiles.key_operand))
             found += [phase_bytes(phase, tiles) for phase in _loops(full, target)]
     return max(found, default=0)
 
@@ -191,35 +214,36 @@ def phase_bytes(phase: Phase, tiles: Parts) -> int:
     return sum(n if what == "bytes" else n * getattr(tiles, what) for what, n in phase.items())
 
 
-def is_ahead(plan: KernelPlan, head_dim: int) -> bool:
-    """Whether K or V runs ahead: more than one stage, and 4 bytes at a time at least (a head size of 31 in f16 has
-    2)."""
+def split(plan: KernelPlan, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The pieces of a head of K or V that run ahead, and the others. Ahead goes what has more than one stage, and 4
+    bytes at a time at least: the last piece of a head of 95, whose columns are tested one by one, has 2 in f16."""
+    whole = pieces(head_dim)
+    if plan.stages == 1:
+        return (), whole
     run = gcd(16, head_dim) * ELEMENT_BYTES[plan.dtype]
-    return plan.stages > 1 and (run >= 4 or plan.loads == "descriptor")
+    if plan.loads == "descriptor" or run >= 4 or sum(whole) == head_dim:
+        return whole, ()
+    return whole[:-1], whole[-1:]
 
 
-def _loop(plan: KernelPlan, buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
-    """The loop as such, and at its two products, `second` with the second one: K and V in `buffers` tiles each where
-    they run ahead, else in one piece at its product."""
-    key, value = (is_ahead(plan, d) for d in (plan.head_dim, plan.head_dim_v))
-    base = {**kept, "key": buffers * key, "value": buffers * value}
-    second = second or {}
-    pieces_then = second.get("value_piece", 0) if value else 1
-    return base, {**base, "key_piece": int(not key)}, {**base, **second, "value_piece": pieces_then}
+def _loop(buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
+    """The loop as such, and at its two products, `second` with the second one: what of K and V runs ahead in `buffers`
+    tiles, the rest a piece at a time at its product."""
+    base = {**kept, "key_ahead": buffers, "value_ahead": buffers}
+    return base, {**base, "key_late": 1}, {**base, "value_late": 1, **(second or {})}
 
 
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers."""
     barriers = BARRIERS + ALIGNMENT if plan.loads == "descriptor" and plan.stages > 1 else 0
-    return _loop(plan, latency(plan) + 1, {"query": 1, "bytes": barriers})
+    return _loop(latency(plan) + 1, {"query": 1, "bytes": barriers})
 
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
-    """As wgmma; where only products are pipelined, not loads, two tiles of one and one of the other are there."""
-    kept = {"query": 1, "bytes": SUMS}
-    if plan.stages > 1 and not (is_ahead(plan, plan.head_dim) and is_ahead(plan, plan.head_dim_v)):
-        return {**kept, "key": 2, "value": 1}, {**kept, "key": 1, "value": 2}
-    return _loop(plan, latency(plan) + 1, kept)
+    """As wgmma, but that the second product is pipelined with the first: of values that were not loaded ahead there are
+    two pieces then, beside one of such keys."""
+    base, *late = _loop(latency(plan) + 1, {"query": 1, "bytes": SUMS})
+    return (*late, base) if plan.stages == 1 else ({**base, "key_late": 1, "value_late": 2},)
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -227,11 +251,11 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     Triton does so where the last piece of the output is wider than the tile has rows. So do values that came by TMA,
     where some of them are replaced."""
     weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
-    replaced = int(plan.key_mask and plan.loads == "descriptor")
+    replaced = {"value_piece": 1} if plan.key_mask and plan.loads == "descriptor" and plan.stages > 1 else {}
     across = 16 * plan.warps // plan.tile_q  # warps that share a row
     aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
     kept = {"query": 1, "bytes": aside}
-    base, first, second = _loop(plan, latency(plan), kept, {"weights": weights, "value_piece": replaced})
+    base, first, second = _loop(latency(plan), kept, {"weights": weights, **replaced})
     summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
     return base, first, second, summed
 
@@ -239,7 +263,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
     across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
-    return _loop(plan, latency(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
+    return _loop(latency(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -251,11 +275,10 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
         tiles = parts(plan, target)
         padding = plan.stages * (tiles.key + tiles.value) // PADDING
         return ({"key": plan.stages, "value": plan.stages, "weights": weights, "bytes": padding},)
-    if is_ahead(plan, plan.head_dim) and is_ahead(plan, plan.head_dim_v):
-        return ({"key": plan.stages - 1, "value": plan.stages - 1, "weights": weights},)
-    if plan.stages > 1 and target.caps.has_async_copy:
-        return ({"key": 1, "value": 1, "weights": weights},)
-    return {}, {"key_piece": 1}, {"value_piece": 1}, {"weights": weights}
+    base, *late = _loop(plan.stages - 1, {})
+    if plan.stages > 1 and target.caps.has_async_copy:  # what is loaded late stays, too
+        return ({**base, "key_late": 1, "value_late": 1, "weights": weights},)
+    return *late, {**base, "weights": weights}
 
 
 def mfma_passes(plan: KernelPlan) -> bool:

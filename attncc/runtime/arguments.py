@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from attncc import analysis, planner
 from attncc.errors import shown_number
-from attncc.ir import AttentionSpec, Param
+from attncc.ir import AttentionSpec, Expr, Param
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
 EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # which kernels take
@@ -23,6 +23,8 @@ ELEMENTS = {
 }  # fmt: skip
 AUTOCAST, NARROW = ("cpu", "cuda"), (torch.bfloat16, torch.float16, torch.float32)
 LONGEST = 2**31 - 1
+TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
+FLAGS = ("return_lse", "return_max", "return_entropy", "return_pairs", "validate", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,21 @@ def _check_dense(name: str, x: torch.Tensor) -> None:
 def _same(what: str, size: int, name: str, found: int) -> None:
     if found != size:
         raise ValueError(f"{name} must have {what}, {size}, and has {found}")
+
+
+def check_flags(*flags: Any) -> None:
+    """FLAGS, in their order: bools, and None for `deterministic`. TypeError."""
+    for name, flag in zip(FLAGS, flags, strict=True):
+        if flag is not True and flag is not False and not (flag is None and name == "deterministic"):
+            kind = "a bool or None" if name == "deterministic" else "a bool"
+            raise TypeError(f"{name} must be {kind}, and is {_a(type(flag).__name__)}: {flag!r}")
+
+
+def addressable(loaded: Sequence[torch.Tensor]) -> bool:
+    """Whether TMA takes the strides of these, and there are any keys."""
+    strides = [s * x.element_size() for x in loaded for s in x.stride()[:-1]]
+    rows = loaded[-1].numel() > 0 and all(x.stride(-1) == 1 for x in loaded)
+    return rows and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
 
 
 def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
@@ -222,6 +239,14 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
     if divides and whole < 1:
         raise ValueError(f"{p.name} divides, so that it must be at least 1, and is {whole}")
     return whole
+
+
+def check_divisors(spec: AttentionSpec, divisors: Sequence[Expr], given: Mapping[str, Any]) -> None:
+    """ValueError for one that is computed of parameters, and is below 1 with these."""
+    values = {p.name: scalar(p, given.get(p.name, p.default), False) for p in spec.scalars}
+    fault = analysis.low_divisor(divisors, values)
+    if fault is not None:
+        raise ValueError(f"{spec.name}: {fault}")
 
 
 def check_sorted(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from attncc.frontend import Parsed
     from attncc.runtime.tune import Tell, Tuning
 
-TMA_BYTES, TMA_STRIDE = 16, 2**40  # what cuTensorMapEncodeTiled asks of addresses and strides, in bytes
 dispatch_modes = torch._C._len_torch_dispatch_stack
 autocast_is_on = torch._C._is_any_autocast_enabled
 KNOWN_CALLS = 4096  # signatures of calls kept, so that lengths that always change do not fill the memory
@@ -52,6 +51,7 @@ class Attention:
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors, clamped = analysis.divisors(self.spec), self._widths.clamped
+        self._computed = analysis.computed_divisors(self.spec)
         self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, divides, is clamped
             (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors,
              p.name in clamped)
@@ -121,11 +121,12 @@ class Attention:
         gives way; left out, torch.use_deterministic_algorithms says so. Differentiable once by q, k, v and parameters
         marked `grad`: out, lse, entropy. TypeError or ValueError name what is wrong, gradients not given among it.
         """
+        flags = return_lse, return_max, return_entropy, return_pairs
+        arguments.check_flags(*flags, validate, deterministic)
         if return_lse and not self.has_lse:
             why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
         if return_max or return_entropy or return_pairs or self._reports:
-            flags = return_lse, return_max, return_entropy, return_pairs
             return rows.call(self, (q, k, v), given, flags, validate, deterministic)
         out, lse = self.both(q, k, v, given, validate, deterministic)
         return (out, lse) if return_lse else out
@@ -178,7 +179,7 @@ class Attention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         values, narrow = self._values(ready, given)
         pointers = k.data_ptr() | v.data_ptr() | (q.data_ptr() if ready.kind.whole else 0)
-        aligned = ready.aligned and pointers % TMA_BYTES == 0
+        aligned = ready.aligned and pointers % arguments.TMA_BYTES == 0
         launch = ready.launches.get((narrow, aligned)) or ready.kind.build(narrow, aligned)
         if ready.device is None or ready.device == torch.cuda.current_device():
             return launch(q, k, v, **values)
@@ -268,6 +269,8 @@ class Attention:
                     value = min(max(value, -reach), reach)
                 ints.append(value)
             values[spelled] = value
+        if self._computed:
+            arguments.check_divisors(self.spec, self._computed, given)
         return values, tuple(ints)
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
@@ -299,10 +302,7 @@ class Attention:
         return ready
 
     def _addressable(self, loaded: Sequence[torch.Tensor]) -> bool:
-        """Whether TMA takes the strides of these, and there are any keys."""
-        strides = [s * x.element_size() for x in loaded for s in x.stride()[:-1]]
-        rows = loaded[-1].numel() > 0 and all(x.stride(-1) == 1 for x in loaded)
-        return rows and all(s % TMA_BYTES == 0 and 0 < s < TMA_STRIDE for s in strides)
+        return arguments.addressable(loaded)
 
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         """The sizes of a call whose arguments are right. TypeError or ValueError."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attncc.analysis.divisors import below_one, computed_divisors
 from attncc.ir import NONE, SUM, AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, names, walk
 from attncc.runtime.reference import environment, evaluate, keep_mask
 
@@ -19,6 +20,7 @@ ELEMENTS = {
 }  # fmt: skip
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
 WORD = 32
+TRIES = 128  # of drawing what divides
 FEW = 64  # rows and keys are enough to see which way an exponential grows
 
 
@@ -106,8 +108,21 @@ class Draw:
                 sizes[str(p.axes[-1])] = WORD * self._int(1, 2)
         made = {p.name: self._tensor(p, sizes, shape).to(device) if p.is_tensor else self._scalar(p, shape)
                 for p in self.spec.params if not p.const}  # fmt: skip
+        made |= self._dividing(made)
         made |= {n: x.to(device) for n, x in self._signs(made, shape).items()}
         return made if self.spec.dropout is None else {**made, "seed": self._int(0, 2**40)}
+
+    def _dividing(self, made: Mapping[str, Any]) -> dict[str, int]:
+        """Ints of computed divisors, drawn anew and from more and more until none is below 1, which a call refuses."""
+        divisors, drawn = computed_divisors(self.spec), dict[str, int]()
+        given = {p.name: made[p.name] for p in self.spec.scalars}
+        free = [p.name for p in self.spec.scalars if p.type == "int" and p.name not in self.values]
+        for most in range(2, TRIES):
+            found = below_one(divisors, {**given, **drawn})
+            if found is None:
+                break
+            drawn |= {name: self._int(1, most) for name in free if name in names(found[0])}
+        return drawn
 
     def _signs(self, made: Mapping[str, Any], shape: Shape) -> dict[str, Tensor]:
         """Float tensors under an exponential, of the sign for which it grows less over the kept pairs: what decays

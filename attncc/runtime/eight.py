@@ -48,6 +48,7 @@ class EightBit(Attention):
         settings of this spec; parameters by name. No gradients. TypeError for anything else."""
         if not isinstance(x, Quantised):
             raise TypeError(f"x is what attncc.quantize gives, and is of type {type(x).__name__}")
+        arguments.check_flags(return_lse, False, False, False, False, None)
         precision = self.spec.precision
         if x.rotated != precision.rotates or arguments.EIGHT_BIT[x.q.dtype] != precision.inputs:
             raise ValueError(f"these inputs were quantised otherwise than {self.name} says")

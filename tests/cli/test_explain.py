@@ -166,6 +166,16 @@ def test_a_divisor_is_refused_as_a_call_refuses_it(program, command, width):
     assert not found.out
 
 
+def test_a_computed_divisor_is_refused_as_a_call_refuses_it(program, tmp_path):
+    path = tmp_path / "computed.attn"
+    path.write_text("attention computed(w: int, c: const int = 3) { mask q // (w - c) == k // (w - c) }")
+    found = program("explain", path, "--target", "sm_90", "--set", "w=3")
+    said = "w - c divides, so that it must be at least 1, and is 0 with c = 3, w = 3"
+    assert found.status == 2 and said in found.err and not found.out
+    assert program("explain", path, "--target", "sm_90", "--set", "w=4").status == 0
+    assert program("check", path, "--device", "cpu").status == 0  # what it draws is never refused
+
+
 def test_no_plan_and_no_target(program):
     assert program("explain", "causal.attn", "--target", "sm_90", "--shape", "head_dim=513").status == 3
     assert program("explain", "causal.attn", "--target", "sm_1").status == 2

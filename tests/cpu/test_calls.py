@@ -100,6 +100,50 @@ def test_a_wrong_argument_is_named(change, kind, said):
         ATTN(**good() | change)
 
 
+@pytest.mark.parametrize("window", [3, 2, np.int64(-5), torch.tensor(3)])
+def test_a_divisor_that_is_computed_of_parameters_is_checked(window):
+    text = "attention x(window: int = 8, skip: const int) { mask q // (window - skip) == k // min(window, 9) }"
+    attn, x = attncc.compile(text, skip=3), torch.zeros(1, 1, 4, 16)
+    attn(x, x, x)
+    attn(x, x, x, window=4)
+    said = f"x: window - 3 divides, so that it must be at least 1, and is {int(window) - 3} with window = {int(window)}"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            attn(x, x, x, window=window)
+    low = attncc.compile(text.replace("8", "2"), skip=3)
+    with pytest.raises(ValueError, match="window - 3 divides, so that it must be at least 1, and is -1"):
+        low(x, x, x)
+
+
+def test_a_divisor_that_a_call_does_not_settle_alone_gives_0():
+    attn, x = attncc.compile("attention x(window: int) { mask q // (window - k_len) == 0 }"), torch.ones(1, 1, 4, 16)
+    assert attn(x, x, x, window=4).equal(x)
+
+
+@pytest.mark.parametrize("flag", ["return_lse", "return_max", "return_entropy", "return_pairs", "validate"])
+@pytest.mark.parametrize("given", [1, None, "yes", np.True_, torch.tensor(True)], ids=repr)
+def test_a_flag_is_a_bool(flag, given):
+    with pytest.raises(TypeError, match=f"{flag} must be a bool, and is an? {type(given).__name__}: "):
+        ATTN(**good(), **{flag: given})
+
+
+def test_deterministic_is_a_bool_or_left_out():
+    ATTN(**good(), deterministic=None)
+    with pytest.raises(TypeError, match="deterministic must be a bool or None, and is an int: 1"):
+        ATTN(**good(), deterministic=1)
+
+
+@pytest.mark.parametrize(
+    "mask", ["k * 4611686018427387904 * 4 > q", "q - k > -9223372036854775808", "k * w * 4611686018427387904 * 4 > q"]
+)
+def test_constants_that_come_to_more_than_64_bits_are_a_diagnostic(mask):
+    attn, x = attncc.compile(f"attention x(w: int = 2) {{ mask {mask} }}"), torch.zeros(1, 1, 4, 16)
+    with pytest.raises(
+        attncc.SpecError, match=r"E105: the constants of the masks come to -?\d+ together, which does not fit"
+    ):
+        attn(x, x, x)
+
+
 @pytest.mark.parametrize("name", ["slopes", "doc", "window"])
 def test_a_missing_parameter_is_named(name):
     with pytest.raises(TypeError, match=f"x needs the parameter {name}"):
@@ -169,3 +213,6 @@ def test_the_largest_integer_is_a_number_like_others():
     for mask in ("k <= 9223372036854775807", "k < 9223372036854775807"):
         _, lse = attncc.compile(f"attention x {{ mask {mask} }}")(q, q, q, return_lse=True)
         assert torch.allclose(lse, torch.tensor(3.0).log())
+    for mask in ("k > 9223372036854775807", "q < -9223372036854775808"):
+        _, lse = attncc.compile(f"attention x {{ mask {mask} }}")(q, q, q, return_lse=True)
+        assert lse.isneginf().all()

@@ -252,3 +252,13 @@ def test_bind_checks_what_it_bakes() -> None:
     ):
         with pytest.raises(SpecError, match=f"c.attn:1:13: error {code}: block = {values['block']} "):
             bind(parsed, values)
+
+
+@pytest.mark.parametrize(
+    "mask", ["k < block * 4", "k < -block - block - 9", "k + (1 - block * 2) < 9", "k // (block * 4) == 0"]
+)
+def test_bind_refuses_ints_beyond_64_bits(mask: str) -> None:
+    parsed = parse(f"attention x(block: const int) {{ mask {mask} }}", "c.attn")
+    assert bind(parsed, {"block": 2}) == parsed.spec.bind({"block": 2})
+    with pytest.raises(SpecError, match=r"c.attn:1:13: error E105: block = 4611686018427387904 makes '.' -?\d+, which"):
+        bind(parsed, {"block": 2**62})

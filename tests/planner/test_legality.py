@@ -81,3 +81,12 @@ def test_triton_3_9_compiles_masks_of_bools_on_mfma_in_one_stage_only(monkeypatc
     assert [(v.limit, v.allowed) for v in violations(plan, target("gfx942"))] == [("stages", 1)]
     assert violations(replace(plan, stages=1), target("gfx942")) == ()
     assert violations(replace(plan, pair_bits=0, gather_bytes=4), target("gfx942")) == ()
+
+
+def test_values_by_tma_that_masks_of_keys_replace_take_fewer_keys_than_threads():
+    reads = {"key_mask": True, "key_bytes": 4, "loads": "descriptor"}
+    plan = replace(GOOD, target="sm_90", head_dim=64, head_dim_v=64, tile_q=16, tile_k=128, warps=4, **reads)
+    assert [(v.limit, v.allowed) for v in violations(plan, target("sm_90"))] == [("tile_k", 64)]
+    for other in ({"tile_k": 64}, {"warps": 8}, {"stages": 1}, {"loads": "pointer"}, {"key_mask": False}):
+        assert violations(replace(plan, **other), target("sm_90")) == ()
+    assert violations(replace(plan, tile_q=64), target("sm_90")) == ()  # wgmma

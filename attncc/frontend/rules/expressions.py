@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lark import Token, Tree
 
 from attncc.errors import Span
+from attncc.frontend.constants import BEYOND
 from attncc.frontend.consts import FUNCTION_NAMES
 from attncc.frontend.report import Report, cover, quoted, span_of
 from attncc.frontend.rules import operators
@@ -30,9 +31,7 @@ def integer(token: Token, report: Report, negative: bool = False) -> int | None:
     limit = 2**63 - (not negative)
     digits = token.lstrip("0") or "0"
     if len(digits) > 19 or int(digits) > limit:
-        report.error(
-            "E105", token, "the number does not fit 64 bits", "ints go from -9223372036854775808 to 9223372036854775807"
-        )
+        report.error("E105", token, "the number does not fit 64 bits", BEYOND)
         return None
     return -int(digits) if negative else int(digits)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attncc.errors import Span
+from attncc.errors import Span, shown_number
+from attncc.frontend.constants import BEYOND, fits, fold
 from attncc.frontend.consts import MAX_DEPTH, MAX_NODES
 from attncc.frontend.report import Report
 from attncc.frontend.rules.context import Typed
 from attncc.ir import COMPARISON, FUNCTIONS, Op, Type, Var
 
-_INT_LIMIT = 2**63
 _KEEP = ("+", "-", "*", "min", "max", "abs", "neg")
 _TO_FLOAT = ("/", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")
 _ARTICLE = {"int": "an int", "float": "a float", "bool": "a bool"}
@@ -28,7 +28,7 @@ def join(op: str, args: Sequence[Typed], type_: Type, value: int | None = None) 
         1 + max(a.depth for a in args),
         frozenset().union(*(a.builtins for a in args)),
         frozenset().union(*(a.tensors for a in args)),
-        value if value is not None and -_INT_LIMIT <= value < _INT_LIMIT else None,
+        value,
     )
 
 
@@ -45,7 +45,7 @@ def apply(op: str, args: Sequence[Typed], spans: Sequence[Span], whole: Span, re
     elif op == "where":
         result = _where(args, spans, report)
     else:
-        result = _numbers(op, args, spans, report)
+        result = _numbers(op, args, spans, whole, report)
     return result if result is not None and within_limits(result, whole, report) else None
 
 
@@ -109,23 +109,32 @@ def _where(args: Sequence[Typed], spans: Sequence[Span], report: Report) -> Type
     return join("where", (condition, x, y), x.type)
 
 
-def _numbers(op: str, args: Sequence[Typed], spans: Sequence[Span], report: Report) -> Typed | None:
+def _numbers(op: str, args: Sequence[Typed], spans: Sequence[Span], whole: Span, report: Report) -> Typed | None:
     for a, span in zip(args, spans, strict=True):
         if a.type == "bool":
             sign = "-" if op == "neg" else op
             report.error("E401", span, f"'{sign}' takes numbers, and this is a bool", "write where(condition, 1, 0)")
             return None
     if op in ("//", "%"):
-        return _floor_division(op, args, spans, report)
+        return _floor_division(op, args, spans, whole, report)
     if op == "floor":
         return args[0] if args[0].type == "int" else join(op, args, "int")
     if op in _TO_FLOAT or any(a.type == "float" for a in args):
         return join(op, [promote(a) for a in args], "float")
     assert op in _KEEP or op in FUNCTIONS
-    return join(op, args, "int", fold(op, [a.literal for a in args]))
+    return _of_ints(op, args, whole, report)
 
 
-def _floor_division(op: str, args: Sequence[Typed], spans: Sequence[Span], report: Report) -> Typed | None:
+def _of_ints(op: str, args: Sequence[Typed], whole: Span, report: Report) -> Typed | None:
+    """The node of ints, with its value where that is known; a value beyond 64 bits is a fault of the text."""
+    value = fold(op, [a.literal for a in args])
+    if value is not None and not fits(value):
+        report.error("E105", whole, f"this comes to {shown_number(value)}, which does not fit 64 bits", BEYOND)
+        return None
+    return join(op, args, "int", value)
+
+
+def _floor_division(op: str, args: Sequence[Typed], spans: Sequence[Span], whole: Span, report: Report) -> Typed | None:
     for a, span in zip(args, spans, strict=True):
         if a.type == "float":
             report.error("E408", span, f"'{op}' takes ints, and this is a float", "write floor(x / y)")
@@ -134,18 +143,7 @@ def _floor_division(op: str, args: Sequence[Typed], spans: Sequence[Span], repor
     if divisor is not None and divisor < 1:
         report.error("E407", spans[1], f"the divisor of '{op}' is {divisor}; it must be at least 1")
         return None
-    return join(op, args, "int", fold(op, [a.literal for a in args]))
-
-
-def fold(op: str, values: Sequence[int | float | None]) -> int | None:
-    """The int that an operator on constants gives, or None; for checks only, the expression stays as written."""
-    if not all(isinstance(v, int) for v in values):
-        return None
-    a, b = int(values[0] or 0), int(values[-1] or 0)
-    results = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b), "abs": abs(a), "neg": -a}
-    if b:
-        results |= {"//": a // b, "%": a % b}
-    return results.get(op)
+    return _of_ints(op, args, whole, report)
 
 
 def divisor_parameter(value: Typed) -> str | None:
