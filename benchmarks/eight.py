@@ -46,7 +46,7 @@ SHAPES = [Shape(1, 4, 2, 260, 390, d, d) for d in (64, 128, 256)]
 
 def attention(mask: str, mode: str, eight: bool = True) -> Any:
     inputs = "f8e5m2" if mode == "e5m2" else "f8e4m3"
-    precision = f" precision {{ inputs {inputs} {MODES[mode]} }}" if eight else ""
+    precision = f" precision {{ inputs {inputs} {MODES[mode]} }} schedule {{ algorithm fa3 }}" if eight else ""
     return attncc.compile(f"attention {mask}_{mode} {{ {MASKS[mask]} }}{precision}")
 
 

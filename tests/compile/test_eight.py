@@ -124,3 +124,9 @@ def test_it_is_taken_unasked(size):
     spec = parse(f"{CAUSAL} precision {{ inputs f8e4m3 }}").spec
     plan = choose(spec, Shape(head_dim=size, head_dim_v=size), target("sm_90"), kernel_visits(spec, forward=True)).plan
     assert plan == planned(CAUSAL, "", size)[1]
+
+
+def test_what_was_not_seen_is_taken_where_it_is_asked_for():
+    spec = parse(f"{CAUSAL} precision {{ inputs f8e5m2 }}").spec
+    with pytest.raises(PlanError, match=r"with f8e5m2 .*; `schedule \{ algorithm fa3 \}` takes it"):
+        choose(spec, Shape(), target("sm_90"), kernel_visits(spec, forward=True))

@@ -26,7 +26,7 @@ CASES = [
 
 
 def attention(body, precision):
-    return attncc.compile(f"attention x {{ {BODIES[body]} }} precision {{ {precision} }}")
+    return attncc.compile(f"attention x {{ {BODIES[body]} }} precision {{ {precision} }} schedule {{ algorithm fa3 }}")
 
 
 def inputs(*sizes, batch=1):
