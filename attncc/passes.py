@@ -25,7 +25,7 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
     chosen = planned.choice.plan
     planned = replace(planned, spec=planned.spec.reporting({"entropy"} & {*planned.spec.reports}))  # others have none
     if not planned.target.is_gpu:
-        plan = planner.backward_of(chosen, planned.spec.schedule(planned.target.name))
+        plan = planner.backward_of(chosen, planned.spec)
     else:
         from attncc.codegen.backward_sites import unbuilt
 

@@ -163,7 +163,7 @@ def _tiles(
     rows = [t for t in TILES_Q if t <= shape.q_len] or [TILES_Q[-1]]
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
-        tile_q, tile_k = cpu.tiles(cpu.FORWARD, shape.head_dim, shape.head_dim_v)
+        tile_q, tile_k = cpu.tiles(cpu.FORWARD, spec, shape.head_dim, shape.head_dim_v)
         choices = ([t for t in rows if t <= tile_q][:1], (tile_k,), (1,), (1,))
     elif algorithm in ladder.ALGORITHMS:
         for known in ladder.schedules(algorithm, spec, shape, target, rows[0]):

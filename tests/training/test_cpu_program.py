@@ -258,14 +258,20 @@ class Peak(TorchDispatchMode):
         self.held -= size
 
 
-@pytest.mark.parametrize("heads, kv_heads, head", [(1, 1, 16), (1, 1, 64), (2, 1, 128)])
+FEW = "mask 0 <= q - k < 64 and k >= 65000"
+CAPPED = f"score 20.0 * tanh(s / 20.0) {FEW}"
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, head, body",
+    [(1, 1, 16, CAPPED), (1, 1, 64, CAPPED), (2, 1, 128, CAPPED),
+     (1, 1, 64, f"{FEW} dropout 0.1"), (1, 1, 64, f"{FEW} softmax sparsemax")],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_memory_beyond_what_a_call_returns(dtype, heads, kv_heads, head):
+def test_memory_beyond_what_a_call_returns(dtype, heads, kv_heads, head, body):
     """At most 16 bytes for each of 65536 rows of a head in all, tiles and the lse included; most rows see no key."""
-    attn = attncc.compile(
-        "attention a(t: f32[h] grad) { score 20.0 * tanh(s * t[h] / 20.0) mask 0 <= q - k < 64 and k >= 65000 }"
-    )
-    rows, params = 65536, {"t": torch.ones(heads, requires_grad=True)}
+    attn = attncc.compile(f"attention a(t: f32[h] grad) {{ score s * t[h] {body} }}")
+    rows, params = 65536, {"t": torch.ones(heads, requires_grad=True), **({"seed": 1} if "dropout" in body else {})}
     q = torch.randn(1, heads, rows, head, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(1, kv_heads, rows, head, dtype=dtype, requires_grad=True) for _ in range(2))
     ready = attn.ready(q, k, v, params)
