@@ -9,7 +9,7 @@ from attncc.analysis.kernel import constants, kernel_visits
 from attncc.analysis.lift import Prover, nonnegative
 from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
-from attncc.analysis.spread import spread
+from attncc.analysis.spread import even, spread
 from attncc.analysis.widths import Widths, widths
 from attncc.analysis.words import low_divisor
 
@@ -27,6 +27,7 @@ __all__ = [
     "divisors",
     "empty_row_count",
     "evaluate",
+    "even",
     "kept_pairs",
     "kernel_visits",
     "low_divisor",

@@ -27,11 +27,22 @@ def spread(spec: AttentionSpec, v: Visits) -> str:
         return "local" if tested else "dense"
 
 
-def _visited(spec: AttentionSpec, v: Visits, length: int) -> int:
-    """Tiles that the query tile in the middle of a sequence visits."""
+def even(spec: AttentionSpec, v: Visits) -> bool:
+    """Whether a tile at the start of a sequence visits hardly more than one in its middle, as without a mask and under
+    a window. False where that is not known."""
+    if v.may is not None or v.must is not None:
+        return False
+    try:
+        return _visited(spec, v, SHORT, 0) <= 1.25 * _visited(spec, v, SHORT)
+    except KeyError:  # contents of a tensor
+        return False
+
+
+def _visited(spec: AttentionSpec, v: Visits, length: int, middle: int | None = None) -> int:
+    """Tiles that the query tile, or of visits of keys the key tile, in the `middle` of a sequence visits."""
     called = tile_names({*(p.name for p in spec.params), *spec.free_axes})
     given = {p.name: UNGIVEN if p.default is None else p.default for p in spec.scalars}
-    middle = length // 2
+    middle = length // 2 if middle is None else middle
     places = {"first": middle, "last": middle + TILE - 1, "tile": middle // TILE, "TILE_Q": TILE, "TILE_K": TILE}
     program = {"b": 0, "h": 0, "h_kv": 0, "b_len": 1, "h_len": 1, "q_len": length, "k_len": length}
     env = Env(

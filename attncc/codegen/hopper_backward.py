@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from attncc.analysis import nonnegative, spread
+from attncc.analysis import even, nonnegative, spread
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.codegen import launch
 from attncc.codegen.backward_collect import Collected, collected
@@ -22,7 +22,7 @@ from attncc.codegen.backward_sites import named, sites
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
 from attncc.codegen.hopper import CACHED_BYTES, near, tail, unpacked
-from attncc.codegen.hopper_arguments import converting, given, over_keys, over_rows, row_statistics
+from attncc.codegen.hopper_arguments import converting, given, over_keys, over_rows, row_statistics, with_turns
 from attncc.codegen.hopper_walk import Walk, walk
 from attncc.codegen.layout import provenance
 from attncc.codegen.lower import Lowering, conjoin
@@ -34,7 +34,8 @@ from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
-from attncc.planner.hopper_backward import keys_plan, wide, widths
+from attncc.planner.hopper_backward import ADDED, keys_plan, wide, widths
+from attncc.targets import target
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
 PIECE = 64  # rows and columns of dQ that a consumer makes at a time
@@ -47,6 +48,7 @@ class Kernel:
     name: str
     arguments: tuple[Argument, ...]
     plan: KernelPlan
+    form: str = ""  # behind its name, where it is compiled in several
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class HopperBackwardView:
     arguments: str
     free_axes: tuple[tuple[str, str], ...]
     adds: bool  # dQ is added up as it comes; else a kernel of its own makes it
+    turns: bool  # in sums that heads may use in turns
+    sums: str  # what describes them
     collected: Collected
     delta: KernelText
     main: KernelText
@@ -110,6 +114,7 @@ class HopperBackwardView:
     mask: str
     given: str  # to what stands between the products: parameters and sizes
     given_unpacked: str
+    even: bool  # programs of a head have about as many rows each
     by_keys: Walk
     by_rows: Walk
     loading: int  # registers of the warp that loads: those that are left, more where it classes tiles
@@ -120,6 +125,7 @@ class HopperBackwardView:
     halves: int  # of 64 rows in a tile
     columns: int  # of 64 in a head
     cached_bytes: int
+    processors: int  # of the target; a GPU may have less
     row_bytes: int  # of Q, d_out and dQ's sums
     reach: str  # rows of a head that programs side by side go through
     helpers: frozenset[str]
@@ -144,7 +150,8 @@ def render(spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: Kernel
     made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
     own, rows = keys_plan(plan), plan.passes["dq"]
     alone = f"deterministic · dQ by itself in tiles of {rows.tile_q} × {rows.tile_k}"
-    how = "dQ added up by TMA, in any order" if plan.sums == "added" else alone
+    added = "dQ added up by TMA, in any order" + (", in sums that heads use in turns" if plan.sums == "turns" else "")
+    how = added if plan.sums in ADDED else alone
     banner = (
         *comment(text),
         f"# backward · fa3 · tile {own.tile_q} × {own.tile_k} · {own.stages} stages · {own.warps} warps · {how}",
@@ -166,6 +173,9 @@ def hopper_backward_kernels(
     delta, main = Kernel(view.kernels["delta"], view.delta, plain), Kernel(view.kernels["main"], view.args, keys)
     if plan.sums == "added":
         return delta, main, Kernel(view.kernels["convert"], view.convert, plain)
+    if plan.sums == "turns":
+        alone, turns = (replace(main, arguments=with_turns(view.args, x)) for x in (False, True))
+        return delta, alone, replace(turns, form=" in turns"), Kernel(view.kernels["convert"], view.convert, plain)
     return delta, main, Kernel(view.kernels["rows"], view.row_args, plan)
 
 
@@ -183,7 +193,7 @@ class _Builder:
         scale = plan.head_dim**-0.5 if spec.scale is None else spec.scale
         self.constant = scale.value if isinstance(scale, Const) else scale if isinstance(scale, float) else None
         self.folds = not spec.scores and self.constant is not None and self.constant > 0
-        self.guards = self.folds and not spec.masks and plan.sums == "added"
+        self.guards = self.folds and not spec.masks and plan.sums in ADDED
         self.by_keys, self.args = self._walk(visits_k, keys_plan(plan), "main", over_keys)
         self.by_rows, self.row_args = self._walk(visits_q, plan.passes["dq"], "rows", over_rows)
         self.scale_lines, self.scale = self._scale("gl")
@@ -261,7 +271,8 @@ def hopper_backward_view(
     return HopperBackwardView(
         banner=banner, docstring=_docstring(plan), arguments=_call_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
-        adds=plan.sums == "added", collected=found,
+        adds=plan.sums in ADDED, turns=plan.sums == "turns", sums="Sums" if plan.sums == "turns" else "D_q",
+        collected=found,
         delta=_kernel(make.kernels["delta"], make.delta, names, own),
         main=_kernel(make.kernels["main"], make.args, names, own),
         convert=_kernel(make.kernels["convert"], make.convert, names, own),
@@ -276,11 +287,12 @@ def hopper_backward_view(
         folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks),
         share_lines=make.share_lines, share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope,
         mask_lines=mask_lines,
-        mask=mask, given=", ".join(given), given_unpacked=unpacked(given), by_keys=make.by_keys, by_rows=make.by_rows,
+        mask=mask, given=", ".join(given), given_unpacked=unpacked(given), even=even(spec, visits_k),
+        by_keys=make.by_keys, by_rows=make.by_rows,
         loading=32 if make.by_keys.visits.tested else 24,
         classes=any(w.visits.tested for w in (make.by_keys, make.by_rows)), together=plan.together,
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
-        columns=first // PIECE, cached_bytes=CACHED_BYTES,
+        columns=first // PIECE, cached_bytes=CACHED_BYTES, processors=target(plan.target).units,
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
         reach=near("q_len") if spread(spec, visits_k) == "local" else "q_len",
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
@@ -292,7 +304,7 @@ def hopper_backward_view(
 
 
 def _kernel(name: str, args: Sequence[Argument], names: Mapping[str, str], own: PassPlan) -> KernelText:
-    called = [a.name for a in args]
+    called = [a.name for a in args if a.kind != "constexpr"]
     return KernelText(
         name, launch.signature_lines(args), launch.jit_options(args), launch.launch_lines(args, names),
         ", ".join(called), unpacked(called), own.tile_q, own.tile_k, own.stages,
@@ -326,7 +338,7 @@ def _scores(spec: AttentionSpec, lowering: Lowering) -> tuple[tuple[str, ...], s
 
 def _docstring(plan: KernelPlan) -> str:
     d, dv = plan.head_dim, plan.head_dim_v
-    bits = "dQ is added up in any order." if plan.sums == "added" else "Equal calls give equal bits."
+    bits = "dQ is added up in any order." if plan.sums in ADDED else "Equal calls give equal bits."
     return (
         f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}], out and d_out [B, H, Q, {dv}] in {plan.dtype},\n"
         "    lse and d_lse [B, H, Q] in float32; any strides, what TMA cannot address is copied; d_lse may be None.\n\n"

@@ -81,7 +81,9 @@ class KernelPlan:
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ
     )
-    sums: str = ""  # fa3, backward. added: dQ is added up in memory as it comes; apart: a kernel of its own makes it
+    # fa3, backward. added: dQ is added up in memory as it comes; turns: in sums that heads may use one after another
+    # and that stay in L2; apart: a kernel of its own makes it
+    sums: str = ""
     dkdv: PassPlan | None = None  # and these those of dK and dV
     dv: PassPlan | None = None  # of dV alone, where registers have no room for both: `dkdv` makes dK then
 

@@ -12,6 +12,7 @@ from functools import cache
 
 from attncc.ir import KernelPlan, pieces
 from attncc.planner import hopper, registers
+from attncc.planner.hopper_backward import ADDED
 from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, matrix_unit, padded
 from attncc.targets import Target
 
@@ -199,7 +200,7 @@ def _rate(record: Measured, spread: str, classed: bool) -> float:
 
 def backward_efficiency(plan: KernelPlan, target: Target) -> float:
     """The same of the backward pass's kernels together, at the head size nearest in ratio that was measured."""
-    kind = f"{target.name} {plan.sums}".rstrip()
+    kind = f"{target.name} {'added' if plan.sums in ADDED else plan.sums}".rstrip()
     found = MEASURED_BACKWARD.get(kind, {}) if ELEMENT_BYTES[plan.dtype] == 2 else {}
     mean = (padded(plan.head_dim) + padded(plan.head_dim_v)) / 2
     nearest = min(found, key=lambda d: max(d / mean, mean / d), default=0)

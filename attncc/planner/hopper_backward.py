@@ -1,9 +1,11 @@
 """Plans of the warp-specialised backward pass: which specs it takes, its schedules, what they hold.
 
 A warp loads tiles of Q and d_out by TMA; two warp groups have 64 keys each, and keep their dK and dV. Each makes one
-half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is added), or a second kernel
-over rows works scores out once more, and equal calls give equal bits (apart). Of heads wider than 128 a warp group can
-hold only one sum: one has the weights and dV of 64 keys, the other their dK, and dQ is always made apart.
+half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is added, or turns where heads may
+use the same sums one after another: two more warps convert those of earlier heads; a search tries it, the planner does
+not take it before it was seen right for every spec), or a second kernel over rows works scores out once more, and equal
+calls give equal bits (apart). Of heads wider than 128 a warp group can hold only one sum: one has the weights and dV of
+64 keys, the other their dK, and dQ is always made apart.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ TILE_Q = {64: 128, 128: 64, 256: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
 WIDE_ROWS = replace(ROWS, tile_k=64)  # one buffer of V beside two of K
 UNSEEN = "the backward pass of fa3 was not seen right on a GPU in this form yet"
+ADDED = ("added", "turns")  # `sums` of which dQ is added up as it comes
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
+BACK = 4096 * 4  # and on its way back
 
 
 def unfit(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> str:
@@ -155,9 +159,11 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
         yield "tile_q", tile, wanted.tile_q, sentence
     if wide(plan) and plan.sums != "apart":
         yield "sums", plan.sums, "apart", "dQ of wide heads is made apart"
+    if plan.sums not in (*ADDED, "apart"):
+        yield "sums", plan.sums, "added, turns, apart", f"dQ of fa3 is not made as {plan.sums!r} says"
     own = rows if plan.sums == "apart" else keys
     if own is not None and plan.passes["dq"] != own:
-        yield "sums", plan.sums, "added, apart", f"dQ of fa3 is made in tiles of {own.tile_q} x {own.tile_k}"
+        yield "sums", plan.sums, "added, turns, apart", f"dQ of fa3 is made in tiles of {own.tile_q} x {own.tile_k}"
 
 
 def shared_bytes(plan: KernelPlan) -> int:
@@ -166,8 +172,9 @@ def shared_bytes(plan: KernelPlan) -> int:
     first, second = widths(plan.head_dim, plan.head_dim_v)
     columns = first + second
     taken = (keys.tile_k + keys.stages * keys.tile_q) * columns * size + keys.stages * keys.tile_q * 8
-    if plan.sums == "added":
-        return taken + 4 * KEYS * keys.tile_q * size + PARTIAL + ALIGNMENT
+    if plan.sums in ADDED:
+        passing = PARTIAL + (BACK if plan.sums == "turns" else 0)
+        return taken + 4 * KEYS * keys.tile_q * size + passing + ALIGNMENT
     if wide(plan):
         taken += 2 * KEYS * keys.tile_q * size
     buffers = plan.stages * first + (1 if wide(plan) else plan.stages) * second

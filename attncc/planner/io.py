@@ -16,6 +16,7 @@ from attncc.planner import timing, traffic
 from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
+from attncc.planner.hopper_backward import ADDED
 from attncc.planner.legality import BUILT
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
@@ -143,14 +144,14 @@ def backward_kernels(
     whole = sizes_of(plan, shape, target)
     kernels = [(traffic.delta(whole), whole)]
     for name, own in plan.passes.items():
-        if plan.sums == "added" and name == "dq":
+        if plan.sums in ADDED and name == "dq":
             continue  # the kernel over keys makes it too
         mine = replace(
             plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
             max_registers=own.max_registers or target.registers_thread, shared_bytes=fa2_pass(plan, name, target),
         )  # fmt: skip
         sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
-        called = "dqkv" if plan.sums == "added" else name
+        called = "dqkv" if plan.sums in ADDED else name
         kernels.append((KERNELS[called, plan.dv is not None](sizes), sizes))
     return tuple(kernels)
 

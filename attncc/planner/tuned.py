@@ -21,7 +21,7 @@ from attncc.targets import Target
 
 DECIDED = (
     "algorithm", "tile_q", "tile_k", "stages", "warps", "loads", "max_registers", "reference", "queries", "apart",
-    "dkdv",
+    "sums", "dkdv",
 )  # fmt: skip
 SHARED_BITS = ("tile_q", "tile_k", "warps", "reference")  # which give the kernel for any strides the same bits
 MOST, MOST_SPECIALISED, MOST_BACKWARD = 24, 8, 20  # plans of a pass that are worth a measurement
@@ -102,10 +102,12 @@ def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits
 
 
 def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> tuple[Candidate, ...]:
-    """The planner's choice for the backward pass, and its neighbours: other tiles, stages and warps of each kernel."""
+    """The planner's choice for the backward pass, and its neighbours: other tiles, stages and warps of each kernel.
+    Where dQ is added up, the form too in which heads use the sums in turns: it pays where many heads are short."""
     chosen = choose_backward(spec, shape, target, int_bits)
     other = choose_backward(spec, shape, target, int_bits, algorithm="fa2")  # that of warp groups has one schedule
-    near = (legal(p, target) for p in _neighbours(other))
+    turns = (legal(replace(p, sums="turns"), target) for p in (chosen,) if p.sums == "added")
+    near = (*turns, *(legal(p, target) for p in _neighbours(other)))
     found = dict.fromkeys([chosen, other, *(p for p in near if p is not None)])
     return tuple(Candidate(p, None) for p in list(found)[:MOST_BACKWARD])
 

@@ -137,7 +137,8 @@ def specialization(
     What the launcher allocates is aligned in any case, and parameters are taken to be contiguous.
     """
     tiles = {"TILE_Q": plan.tile_q, "TILE_K": plan.tile_k}
-    constants: dict[str, int | None] = {a.name: tiles[a.name] for a in args if a.kind == "constexpr"}
+    known = [a for a in args if a.kind == "constexpr"]
+    constants: dict[str, int | None] = {a.name: tiles.get(a.name, a.value == "True") for a in known}
     constants |= {a.name: 1 for a in args if a.kind == "last_stride" and (aligned or a.owner == "parameter")}
     constants |= {a.name: None for a in args if a.kind == "descriptor" and not aligned}
     signature = {a.name: "constexpr" if a.name in constants else a.type for a in args}

@@ -34,7 +34,7 @@ def compiled_backward(
     if plan.algorithm == "fa3":
         for kernel in hopper_backward_kernels(spec, visits_q, visits_k, plan):
             compiled = cross_compile(getattr(module, kernel.name), kernel.arguments, kernel.plan, True, compile)
-            yield kernel.name, kernel.plan, compiled
+            yield kernel.name + kernel.form, kernel.plan, compiled
         return
     for part in backward_view(spec, visits_q, visits_k, plan, ()).passes:
         name = part.kernel + ("" if aligned else "_any_stride")

@@ -28,7 +28,10 @@ COMPILING = 0.5  # of the budget, after which what is not compiled is left out
 ALIKE = 4  # roundings by which a candidate may be off the first right one, as a part of the norm
 JUDGED = {"heads": 4, "kv_heads": 2, "q_len": 300, "k_len": 530}  # the call that is compared with float64
 SEED = 1
-ANY_ORDER = {"added": {0}}  # by the `sums` of a plan: places of results that are added up in any order, dQ
+ANY_ORDER = {
+    "added": {0},
+    "turns": {0},
+}  # by the `sums` of a plan: results added up in any order, dQ
 
 Tell = Callable[[str, int, int, Found], None]
 

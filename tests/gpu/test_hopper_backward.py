@@ -10,14 +10,17 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from attncc import frontend
 from attncc.frontend import parse
-from attncc.ir import AttentionSpec, Schedule, Shape
+from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape
 from attncc.planner import hopper_backward
+from attncc.planner.tuned import legal
 from attncc.runtime import check_gradients as rules
 from attncc.runtime.attention import Attention
 from attncc.runtime.check import poisoned
@@ -67,8 +70,24 @@ def drawn(count: int = 200, seed: int = 11) -> Iterator[tuple[str, Shape, int]]:
             found += 1
 
 
-def faults(text: str, shape: Shape, seed: int, deterministic: bool = False) -> list[str]:
-    """What is wrong with the gradients of one call, whose output is that of the reference."""
+def take_turns(attention: Attention, ready: Any, params: dict[str, Any]) -> None:
+    """What the planner calls `added` becomes `turns` for this attention."""
+    made = hopper_backward.plan
+
+    def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:
+        found = made(base, deterministic)
+        return legal(replace(found, sums="turns"), target("sm_90")) if found.sums == "added" else found
+
+    with patch.object(hopper_backward, "plan", plan):
+        launch = ready.kind.backward(attention._values(ready, params)[1], False)
+    launch.__globals__["in_turns"] = lambda heads, *_: (1, 1, 2) if heads > 1 else (1, 1, 1)
+
+
+def faults(text: str, shape: Shape, seed: int, deterministic: bool = False, turns: bool = False) -> list[str]:
+    """What is wrong with the gradients of one call, whose output is that of the reference.
+
+    turns: by the form in which heads use sums of dQ in turns, and wherever there are two.
+    """
     spec = replace(parse(text).spec.bind({}), schedules=(Schedule(algorithm="fa3"),))
     attention = Attention(frontend.parse(frontend.canonical(spec)), {}, None)
     draw = Draw(spec, seed % 1000, {})
@@ -79,6 +98,8 @@ def faults(text: str, shape: Shape, seed: int, deterministic: bool = False) -> l
     g = torch.Generator().manual_seed(seed % 1000)
     d_out, d_lse = (torch.randn(x.shape, generator=g).to(x) for x in (out, lse))
     ready = attention.ready(q, k, v, params)
+    if turns:
+        take_turns(attention, ready, params)
     with poisoned():
         *first, more = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), params, deterministic)
         *again, _ = attention.gradients(ready, (q, k, v, out, lse, d_out, d_lse), params, deterministic)
@@ -99,20 +120,21 @@ def faults(text: str, shape: Shape, seed: int, deterministic: bool = False) -> l
 @pytest.mark.parametrize("share", range(SHARES))
 def test_two_hundred_random_specs(share):
     for i, (text, shape, seed) in islice(enumerate(drawn()), share, None, SHARES):
-        assert not faults(text, shape, seed, i % 3 == 0), (text, shape, i)
+        assert not faults(text, shape, seed, i % 3 == 0, i % 3 == 1), (text, shape, i)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("deterministic", "turns"), [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("text", [*(p.read_text(encoding="utf-8") for p in SPECS), *MORE])
-def test_every_spec_of_the_library(text, deterministic):
+def test_every_spec_of_the_library(text, deterministic, turns):
     spec = parse(text).spec.bind({})
     for sizes in (SHAPES[0], SHAPES[4], SHAPES[6]):
         if fits(spec, Shape(*sizes, "bf16")):
-            assert not faults(text, Shape(*sizes, "bf16"), 3, deterministic)
+            assert not faults(text, Shape(*sizes, "bf16"), 3, deterministic, turns)
 
 
-def test_sums_that_several_heads_use_in_turn():
-    """More heads than L2 has room for the sums of dQ: theirs begin where those of earlier ones were converted."""
+@pytest.mark.parametrize("turns", [False, True])
+def test_sums_of_many_heads(turns):
+    """More heads than sums of dQ are there for at a time in turns: theirs begin where earlier ones' were converted."""
     for heads, kv_heads, length, d in ((96, 96, 1000, 128), (64, 16, 1100, 64), (80, 40, 2048, 128)):
         spec = replace(parse("attention a { mask k <= q }").spec, schedules=(Schedule(algorithm="fa3"),))
         attention = Attention(frontend.parse(frontend.canonical(spec)), {}, None)
@@ -124,6 +146,8 @@ def test_sums_that_several_heads_use_in_turn():
         out, lse = attention.both(q, k, v, {})
         call = (q, k, v, out, lse, d_out, None)
         ready = attention.ready(q, k, v, {})
+        if turns:
+            take_turns(attention, ready, {})
         with poisoned():
             added, *others, _ = attention.gradients(ready, call, {}, False)
             apart, *same, _ = attention.gradients(ready, call, {}, True)
