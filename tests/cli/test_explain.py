@@ -125,7 +125,7 @@ def test_a_layout_that_is_asked_for(program):
     dense, packed = (facts(program, "causal.attn", "--target", "sm_90", "--layout", n) for n in ("dense", "ragged"))
     assert dense["mask"]["pairs"] == packed["mask"]["pairs"]
     assert (dense["plan"]["algorithm"], packed["plan"]["algorithm"]) == ("fa3", "fa2")
-    picture = ("show", "causal.attn", "--target", "sm_90", "--shape", "q_len=256,k_len=256,head_dim=64", "--layout")
+    picture = ("show", "causal.attn", "--target", "sm_90", "--shape", "q_len=2048,k_len=2048,head_dim=64", "--layout")
     of_tiles = [
         program(*picture, layout).out.splitlines()[0].rpartition("tiles of")[2] for layout in ("dense", "ragged")
     ]
