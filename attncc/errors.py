@@ -72,6 +72,10 @@ class SpecError(AttnError):
         super().__init__("\n".join(d.render(text, filename) for d in self.diagnostics))
 
 
+class NotBuilt(AttnError, NotImplementedError):
+    """A call, or a derivative of one, asks for what is not built yet."""
+
+
 class PlanError(AttnError):
     """No plan fits the target: says which limit is broken, and by how much."""
 

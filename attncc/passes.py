@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attncc.errors import NotBuilt
+
 if TYPE_CHECKING:
     from attncc.ir import AttentionSpec, KernelPlan, Visits
     from attncc.pipeline import Planned
@@ -18,7 +20,7 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
     """The backward pass of a plan's spec, for the same shape, target and width of integers; `deterministic` asks for
     equal bits of equal calls. Of what is returned of rows, it knows what has a gradient.
 
-    Raises PlanError where no plan fits, NotImplementedError for a parameter whose gradient is not built there.
+    Raises PlanError where no plan fits, NotBuilt for a parameter whose gradient is not built there.
     """
     from attncc import planner
 
@@ -30,7 +32,7 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
         from attncc.codegen.backward_sites import unbuilt
 
         for _, reason in unbuilt(planned.spec):
-            raise NotImplementedError(f"{planned.spec.name} on {planned.target.name}: {reason}")
+            raise NotBuilt(f"{planned.spec.name} on {planned.target.name}: {reason}")
         tuned = planned.tuned.get(BACKWARD, {})
         plan = planner.choose_backward(
             planned.spec, planned.shape, planned.target, chosen.int_bits, deterministic, tuned.get("algorithm")
@@ -54,14 +56,14 @@ def every_backward(planned: Planned) -> list[Planned]:
 def tangent(planned: Planned) -> Planned:
     """The forward-mode derivative of a plan's spec, for the same shape, target and width of integers.
 
-    Raises PlanError where no plan fits, NotImplementedError for a softmax whose tangent is not built.
+    Raises PlanError where no plan fits, NotBuilt for a softmax whose tangent is not built.
     """
     from attncc import planner
     from attncc.analysis.tangent import unbuilt
 
     chosen = planned.choice.plan
     for what in unbuilt(planned.spec):
-        raise NotImplementedError(f"{planned.spec.name}: the forward-mode derivative of {what} is not built yet")
+        raise NotBuilt(f"{planned.spec.name}: the forward-mode derivative of {what} is not built yet")
     if planned.target.is_gpu:
         plan = planner.choose_tangent(planned.spec, planned.shape, planned.target, chosen.int_bits)
     else:

@@ -63,9 +63,8 @@ def command(
     made = _build_all([partial(ask, path, goal) for path in specs for goal in wanted])
     files = _destinations(made, out)
     _write(files)
-    for built, asked in made:
-        for warning in built.warnings:
-            tell(warning.render(asked.text, asked.filename), fg="yellow")
+    for text in dict.fromkeys(w.render(asked.text, asked.filename) for built, asked in made for w in built.warnings):
+        tell(text, fg="yellow")  # once for all targets
     lines = [(path, kernel) for path, kernel in files.items()]
     if as_json:
         say_json({"kernels": [_facts(path, kernel) for path, kernel in lines]})

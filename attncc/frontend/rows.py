@@ -29,7 +29,7 @@ def reporting(parsed: Parsed, wanted: Collection[str]) -> Parsed:
 def meaningless(spec: AttentionSpec) -> Iterator[tuple[str, str, str]]:
     """Key of the place, what is wrong, and a hint."""
     policy = spec.softmax.policy
-    if "entropy" in spec.reports and policy in UNDIVIDED and dict(spec.softmax.named).get("divide") != SUM:
+    if "entropy" in spec.reports and policy in UNDIVIDED and not _divides(spec):
         what = f"the weights of softmax {policy} do not add up to 1, so that they have no entropy"
         yield KEY, what, "max and pairs are there for every weight"
 
@@ -42,5 +42,10 @@ def unbuilt(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
         yield KEY, "layout rows of packed sequences"
     if spec.softmax.policy in SPARSE:
         yield KEY, f"layout rows beside softmax {spec.softmax.policy}"
-    elif "entropy" in spec.reports and spec.softmax.policy == "custom" and spec.softmax.exponent is None:
+    elif "entropy" in spec.reports and _divides(spec) and spec.softmax.exponent is None:
         yield KEY, "the entropy of weights that are no exponentials"
+
+
+def _divides(spec: AttentionSpec) -> bool:
+    """Whether weights of one's own are divided by their sum."""
+    return dict(spec.softmax.named).get("divide") == SUM

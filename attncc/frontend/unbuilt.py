@@ -58,6 +58,8 @@ def _precision(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
         yield "N105", "precision.inputs", f"inputs {precision.inputs} of packed sequences"
     if precision.is_eight_bit and precision.block not in (None, built.BLOCK):
         yield "N108", "precision.scales", f"scales {precision.scales}, of another number than {built.BLOCK}"
+    if precision.is_eight_bit and precision.products != "ieee":
+        yield "N108", "precision.products", f"products {precision.products} of inputs of 8 bits"
     if not precision.is_eight_bit:
         for name in ("scales", "rotate"):
             value = getattr(precision, name)

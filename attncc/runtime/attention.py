@@ -42,6 +42,7 @@ class Attention:
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
         self.target = target
         self.text = frontend.canonical(self.spec)  # with the constants baked in
+        self.bare = frontend.canonical(self.spec.reporting(())) if self.spec.reports else self.text  # asks for no rows
         self.kernels = Kernels(parsed, self.consts, self.text, tuned)
         rule = normaliser(self.spec)
         self.has_lse, self.has_statistic = rule.has_lse, rule.statistic
@@ -86,8 +87,8 @@ class Attention:
         """
         from attncc.runtime import tune
 
-        every = {**(params or {}), **given}
-        found = tune.tune(self, q, k, v, every, passes=passes, cold=cold, budget=budget, tell=tell)
+        given = {**(params or {}), **given}
+        found = tune.tune(self, q, k, v, given, passes=passes, cold=cold, budget=budget, tell=tell)
         for known in (self._ready, self._kinds, self._derived):
             known.clear()
         self.kernels.forget()
@@ -384,15 +385,14 @@ class Attention:
             self._derived[key] = getattr(self.kernels.other(place, planned), planned.choice.plan.direction)
         return self._derived[key]
 
-    def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Launch:
+    def _load(self, place: Place, shape: Shape, int_bits: int, aligned: bool) -> Any:
         if not aligned and self.kernels.route(place, shape, int_bits).algorithm == "fa3":
             warnings.warn(
                 f"{self.name}: TMA takes rows at 16-byte-aligned addresses and strides, and these tensors lie otherwise"
                 " (or there are no keys): the kernel for any strides runs, which is slower",
                 stacklevel=2,
             )
-        launch: Launch = self.kernels.forward(place, shape, int_bits, aligned).forward
-        return launch
+        return self.kernels.forward(place, shape, int_bits, aligned).forward
 
 
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Attention:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attncc.errors import NotBuilt
 from attncc.runtime.derivatives import Call, Gradients, Tangents, asking
 from attncc.runtime.vmap import vmapped
 
@@ -26,13 +28,14 @@ def _computed(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...
     with torch.no_grad():
         if "torch._dynamo" not in sys.modules:
             return call(*tensors)
-        if not _untraced:
-            _untraced.append(torch._dynamo.disable(lambda call, *tensors: call(*tensors)))
-        found: tuple[Tensor, ...] = _untraced[0](call, *tensors)
-    return found
+        return _untraced()(call, *tensors)
 
 
-_untraced: list[Callable[..., tuple[Tensor, ...]]] = []  # one, made when it is first wanted
+@cache
+def _untraced() -> Callable[..., tuple[Tensor, ...]]:
+    """What calls and is left alone by torch.compile: one, made when it is first wanted."""
+    made: Callable[..., tuple[Tensor, ...]] = torch._dynamo.disable(lambda call, *tensors: call(*tensors))
+    return made
 
 
 class Once(torch.autograd.Function):
@@ -48,11 +51,11 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError(ONCE.format(ctx.what))
+        raise NotBuilt(ONCE.format(ctx.what))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> None:
-        raise NotImplementedError(ONCE.format(ctx.what))
+        raise NotBuilt(ONCE.format(ctx.what))
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: Call, *tensors: Tensor | None) -> Any:

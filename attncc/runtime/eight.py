@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attncc.errors import NotBuilt
 from attncc.ir import Precision
 from attncc.runtime import arguments, autograd, derivatives, dropout
 from attncc.runtime.attention import Attention, dispatch_modes
@@ -62,7 +63,7 @@ class EightBit(Attention):
         deterministic: bool | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if dispatch_modes():
-            raise NotImplementedError(f"{self.name}: 8-bit inputs under a dispatch mode are not built yet")
+            raise NotBuilt(f"{self.name}: 8-bit inputs under a dispatch mode are not built yet")
         q, k, v = arguments.autocast(q, k, v, None)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
@@ -86,15 +87,13 @@ class EightBit(Attention):
         return self.fed.run(x.q, x.k, x.v, {**given, **dict(scales)})
 
     def tune(self, *args: Any, **given: Any) -> Any:
-        """NotImplementedError: kernels of 8-bit inputs take the planner's plan."""
-        raise NotImplementedError(f"{self.name}: 8-bit inputs are not tuned yet; they take the planner's plan")
+        """NotBuilt: kernels of 8-bit inputs take the planner's plan."""
+        raise NotBuilt(f"{self.name}: 8-bit inputs are not tuned yet; they take the planner's plan")
 
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         self._check_layout()
         if self.target == INTERPRETER:
-            raise NotImplementedError(
-                f"{self.name}: Triton's interpreter knows no Gluon, in which kernels of 8 bits are"
-            )
+            raise NotBuilt(f"{self.name}: Triton's interpreter knows no Gluon, in which kernels of 8 bits are")
         arguments.check_qkv(q, k, v, None)
         arguments.check_names(self.spec, given)
         return arguments.check_tensors(self._declared, q, k, v, given)

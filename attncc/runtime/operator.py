@@ -1,7 +1,7 @@
 """A call as a registered operator, for graphs: torch.compile and torch.export see one node with known shapes.
 
 The operator is a function of its arguments alone, the spec's canonical text among them, so that an exported program
-runs in a process that has imported attncc and nothing else.
+runs in a process that has imported torch and attncc, or attncc.ops, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
+from attncc.errors import NotBuilt
 from attncc.runtime.rows import columns
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _pass_back(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[An
 
 
 def _refuse(ctx: Any, gradients: Any) -> None:
-    raise NotImplementedError("attention is differentiable once: the derivative of its gradients is not built yet")
+    raise NotBuilt("attention is differentiable once: the derivative of its gradients is not built yet")
 
 
 _attention.register_autograd(_pass_back, setup_context=_save)
@@ -151,7 +152,7 @@ def _guard(op: Any) -> None:
         if forward_ad._current_level >= 0:
             for x in tree_leaves(args):
                 if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
-                    raise NotImplementedError(
+                    raise NotBuilt(
                         "in a graph there is no forward-mode derivative: call the attention outside torch.compile"
                     )
         return kernel(keyset, *args)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncc import frontend
+from attncc.errors import NotBuilt
 from attncc.runtime import arguments
 from attncc.runtime.attention import Attention, dispatch_modes
 
@@ -50,10 +51,8 @@ class Packed(Attention):
         return super().run(q, k, v, given)
 
     def tune(self, *args: Any, **given: Any) -> Any:
-        """NotImplementedError: what is measured is dense, and its winners hold for dense calls."""
-        raise NotImplementedError(
-            f"{self.name}: calls of packed sequences are not tuned yet; they take the planner's plan"
-        )
+        """NotBuilt: what is measured is dense, and its winners hold for dense calls."""
+        raise NotBuilt(f"{self.name}: calls of packed sequences are not tuned yet; they take the planner's plan")
 
     def _check_layout(self) -> None:
         pass

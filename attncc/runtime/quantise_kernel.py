@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,17 +103,12 @@ def on_gpu(x: Tensor, precision: Precision, rotated: bool, turn: bool) -> tuple[
     return out, (shared[..., :1] / top).contiguous()
 
 
+@cache
 def _padded(d: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The rotation's entries in float16 and its columns' lengths, filled up with 0."""
-    known = _made.get((d, device))
-    if known is None:
-        from attncc.runtime.quantise import rotation_parts
+    from attncc.runtime.quantise import rotation_parts
 
-        matrix, lengths = rotation_parts(d)
-        whole, every = torch.zeros(width, width, dtype=torch.float16), torch.zeros(width)
-        whole[:d, :d], every[:d] = matrix, lengths
-        known = _made[d, device] = whole.to(device), every.to(device)
-    return known
-
-
-_made: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # by head size and device
+    matrix, lengths = rotation_parts(d)
+    whole, every = torch.zeros(width, width, dtype=torch.float16), torch.zeros(width)
+    whole[:d, :d], every[:d] = matrix, lengths
+    return whole.to(device), every.to(device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, int64
 from torch.compiler import is_compiling
 
+from attncc.errors import NotBuilt
 from attncc.frontend import reporting
 from attncc.frontend import rows as rules
 from attncc.ir import REPORTS, AttentionSpec
@@ -31,7 +32,7 @@ def call(
 ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """out, and what `flags` ask for of lse, max, entropy and pairs, in this order, [B, H, Q]: float32, pairs int64.
 
-    Gradients go through out, lse and entropy. ValueError and NotImplementedError say why something is not there.
+    Gradients go through out, lse and entropy. ValueError and NotBuilt say why something is not there.
     """
     returned = tuple(name for name, flag in zip(("lse", *REPORTS), flags, strict=True) if flag)
     asked = frozenset(returned) - {"lse"}
@@ -40,9 +41,9 @@ def call(
         for _, what, _ in rules.meaningless(wanted):
             raise ValueError(f"return_entropy: {what}")
         for _, what in rules.unbuilt(wanted):
-            raise NotImplementedError(f"{attention.name}: {what}: not built yet")
+            raise NotBuilt(f"{attention.name}: {what}: not built yet")
         if is_compiling():  # a graph has the text of what it calls
-            text = f"{attention.text}\nlayout {{ rows {wanted.layout.rows} }}\n"
+            text = f"{attention.bare}\nlayout {{ rows {wanted.layout.rows} }}\n"
             out, rows = attention.in_graph(*tensors, given, validate, deterministic, text)
         else:
             out, rows = _reporting(attention, asked).both(*tensors, given, validate, deterministic)

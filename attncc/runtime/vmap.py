@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from attncc.errors import NotBuilt
 from attncc.ir import AttentionSpec, Expr, Read, Var, children
 from attncc.runtime.derivatives import Call
 
@@ -21,31 +22,27 @@ def vmapped(
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
     """Results of `call` for `count` examples and the axis that these have in each, as a vmap rule returns them.
 
-    `apply` calls it; `dims` are the examples' axes of `tensors`, None for what they share. NotImplementedError where
+    `apply` calls it; `dims` are the examples' axes of `tensors`, None for what they share. NotBuilt where
     they cannot join the batch.
     """
     name = call.attention.name
     if call.attention.spec.ragged:
-        raise NotImplementedError(f"{name}: vmap over packed sequences: pack those of all examples behind one another")
+        raise NotBuilt(f"{name}: vmap over packed sequences: pack those of all examples behind one another")
     if call.attention.spec.dropout is not None:
-        raise NotImplementedError(
-            f"{name}: vmap over dropout, whose examples would share a seed or not: call it for each"
-        )
+        raise NotBuilt(f"{name}: vmap over dropout, whose examples would share a seed or not: call it for each")
     if by := _number_of_batch(call.attention.spec):
-        raise NotImplementedError(f"{name}: vmap makes its examples a part of the batch, and the spec reads {by}")
+        raise NotBuilt(f"{name}: vmap makes its examples a part of the batch, and the spec reads {by}")
     axes_in, axes_out = call.axes()
     joined = []
     for axis, dim, x, label in zip(axes_in, dims, tensors, call.labels(), strict=True):
         if axis is None and dim is not None and x is not None and x.numel():
-            raise NotImplementedError(
-                f"{name}: vmap over {label}, which has no axis b for its examples: call it for each of them"
-            )
+            raise NotBuilt(f"{name}: vmap over {label}, which has no axis b for its examples: call it for each of them")
         joined.append(x if axis is None or x is None else _join(x, axis, dim, count))
     results = apply(call, *joined)
     made = []
     for axis, x in zip(axes_out, results, strict=True):
         if axis is None and x.numel():
-            raise NotImplementedError(
+            raise NotBuilt(
                 f"{name}: {call.what} for each example of a parameter without an axis b: call it for each of them"
             )
         made.append(x if axis is None else x.unflatten(axis, (count, x.shape[axis] // max(count, 1))))

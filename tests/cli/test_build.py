@@ -157,6 +157,12 @@ def test_warnings_are_shown_cold_and_warm(program):
     assert "w.attn:1:13: warning W101" in cold.err and cold.err == warm.err
 
 
+def test_warnings_are_shown_once_for_all_targets(program):
+    Path("w.attn").write_text("attention w(unused: int) { mask k <= q }")
+    found = program("build", "w.attn", "w.attn", "--target", "cpu", "--out", "here", "--target", "cpu")
+    assert found.status == 0 and found.err.count("warning W101") == 1
+
+
 def test_a_file_that_was_touched_is_made_again(program):
     path = Path("causal/causal_forward_cpu.py")
     program("build", "causal.attn", "--target", "cpu")

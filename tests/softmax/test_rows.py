@@ -104,6 +104,14 @@ def test_in_a_graph():
     assert torch.equal(mine, theirs)
 
 
+def test_in_a_graph_beside_rows_of_the_spec():
+    q, k, v = tensors(1, 2, 20, 16)
+    attn = attncc.compile("attention a(n: const int = 3) { mask k <= q + n } layout { rows max }")
+    call = torch.compile(lambda *x: attn(*x, return_entropy=True), fullgraph=True, backend="aot_eager")
+    plain = attn(q, k, v, return_entropy=True)
+    assert all(map(torch.equal, call(q, k, v), plain))
+
+
 def test_what_has_no_gradient_costs_the_backward_pass_nothing():
     sizes = (("head_dim", 64),)
     asked = [
@@ -118,8 +126,8 @@ def test_what_has_no_gradient_costs_the_backward_pass_nothing():
     [
         ("sigmoid(1)", "return_entropy", ValueError, "do not add up to 1"),
         ("custom(weight = exp(s), divide = none)", "return_entropy", ValueError, "do not add up to 1"),
-        ("sparsemax", "return_max", NotImplementedError, "beside softmax sparsemax"),
-        ("custom(weight = sqrt(max(s, 0)), divide = sum)", "return_entropy", NotImplementedError, "no exponentials"),
+        ("sparsemax", "return_max", attncc.NotBuilt, "beside softmax sparsemax"),
+        ("custom(weight = sqrt(max(s, 0)), divide = sum)", "return_entropy", attncc.NotBuilt, "no exponentials"),
     ],
 )
 def test_refusals(softmax, flag, fault, words):

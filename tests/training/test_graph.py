@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,25 @@ def test_export_and_reload():
     q, k, v = inputs
     assert torch.equal(reloaded(q, k, v), causal(q, k, v))
     assert torch.equal(reloaded(q[:, :, :9], k, v), causal(q[:, :, :9], k, v))
+
+
+@pytest.mark.parametrize("imports", ["import torch, attncc", "import attncc.ops, torch"])
+def test_an_exported_program_loads_in_a_process_that_imported_attncc_alone(tmp_path, imports):
+    causal, file = attncc.load(SPECS / "causal.attn"), tmp_path / "program.pt2"
+
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return causal(q, k, v)
+
+    inputs, _ = call(grad=False)
+    torch.export.save(torch.export.export(Module(), inputs), file)
+    torch.save((*inputs, causal(*inputs)), tmp_path / "call.pt")
+    text = f"""{imports}
+*given, out = torch.load({str(tmp_path / "call.pt")!r})
+assert torch.equal(torch.export.load({str(file)!r}).module()(*given), out)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
