@@ -15,7 +15,7 @@ _SHAPES = {
     "let": "let NAME = EXPRESSION", "mask": "mask CONDITION", "score": "score EXPRESSION", "scale": "scale EXPRESSION",
     "weight": "weight EXPRESSION", "dropout": "dropout PROBABILITY", "align": "align end, or align start",
     "softmax": "softmax POLICY, or softmax POLICY(ARGUMENT)",
-    "param": "NAME: TYPE, like window: int = 128 or table: f32[h] grad",
+    "param": "NAME: TYPE, like window: int = 128, slope: float grad = 1.0 or table: f32[h] grad",
     "setting": "NAME VALUE, VALUE…, like tile q = 128, k = 64", "head": "attention NAME(PARAMETERS) { STATEMENTS }",
     "opening": "precision { … }, schedule { … }, schedule TARGET { … } or layout { … }",
 }  # fmt: skip

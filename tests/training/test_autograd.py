@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import attncc
-from attncc.errors import SpecError
+from attncc.errors import NotBuilt, SpecError
 from tests.backward.dense import attention
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +139,17 @@ def test_differentiable_once(attn):
     (d_q,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="differentiable once"):
         (d_q.norm() + out.sum()).backward()
+
+
+def test_several_incoming_gradients_at_once_are_those_of_vmap():
+    attn, (q, k, v) = attncc.compile("attention c { mask k <= q }"), (torch.randn(1, 1, 5, 8) for _ in range(3))
+    several = torch.randn(3, 1, 1, 5, 8)
+    _, back = torch.func.vjp(lambda x: attn(x, k, v), q)
+    (made,) = torch.func.vmap(back)(several)
+    assert torch.allclose(made[1], back(several[1])[0])
+    out = attn(q.requires_grad_(), k, v)
+    with pytest.raises(NotBuilt, match=r"torch\.func\.vmap"):
+        torch.autograd.grad(out, q, several, is_grads_batched=True)
 
 
 def test_transforms_of_functions(attn):
