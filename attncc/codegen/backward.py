@@ -36,7 +36,7 @@ from attncc.codegen.signature import Argument
 from attncc.codegen.sparse import sparse_view
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
-from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts
+from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts, names
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
@@ -353,7 +353,9 @@ def _begin(lowering: Lowering, mine: Sequence[Site], which: str) -> tuple[str, .
     found = [(s, d) for s in mine if (d := derivative(sink, s.at)) != ZERO]
     if found:
         lowering.names |= VALUES
-        exponent = f"{lowering.text(sink, TERM)} * LOG2E - lse"
+        text = f"{lowering.text(sink, TERM)} * LOG2E"
+        # in Triton's interpreter a float parameter is Python's, and no tensor can be taken from it
+        exponent = f"-lse + {text}" if names(sink) <= {p.name for p in lowering.spec.scalars} else f"{text} - lse"
         if lowering.spec.reports:
             lines += [f"of_sink = tl.maximum({exponent}, NOTHING)"]
             lines.append("share = -tl.exp2(of_sink) * (delta + tilt * of_sink)")

@@ -76,6 +76,7 @@ QUICK = [
     Case("document", "attention document(doc: i32[b, k]) { mask k <= q and doc[b, q] == doc[b, k] }", document),
     Case("sinks", "attention sinks(sinks: f32[h] grad) { mask 0 <= q - k < 5 softmax sink(sinks[h]) }",
          draw(sinks=(H,)), q_len=60, k_len=40),
+    Case("one_sink", "attention one_sink(g: float grad = 0.7) { mask k <= q softmax sink(g) }"),
     Case("relative_bias", T5, buckets),
     Case("apart", GATES, draw(g=(2, H, Q), w=(1, K)), apart=True),
     Case("apart_both", BOTH, draw(c=(2, H, K)), apart=True, loads="descriptor"),
