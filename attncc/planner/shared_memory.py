@@ -241,8 +241,10 @@ def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As wgmma, but that the second product is pipelined with the first: of values that were not loaded ahead there are
-    two pieces then, beside one of such keys."""
-    base, *late = _loop(latency(plan) + 1, {"query": 1, "bytes": SUMS})
+    two pieces then, beside one of such keys. With a threshold to look for, loops follow one another, and the tiles of
+    the last lie behind the scratch of the first: warp groups have some that share out columns."""
+    sums = -(-SUMS // ALIGNMENT) * ALIGNMENT if plan.reference == "threshold" and plan.warps > 4 else SUMS
+    base, *late = _loop(latency(plan) + 1, {"query": 1, "bytes": sums})
     return (*late, base) if plan.stages == 1 else ({**base, "key_late": 1, "value_late": 2},)
 
 
@@ -278,7 +280,7 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     base, *late = _loop(plan.stages - 1, {})
     if plan.stages > 1 and target.caps.has_async_copy:  # what is loaded late stays, too
         return ({**base, "key_late": 1, "value_late": 1, "weights": weights},)
-    return *late, {**base, "weights": weights}
+    return base, *late, {**base, "weights": weights}
 
 
 def mfma_passes(plan: KernelPlan) -> bool:
