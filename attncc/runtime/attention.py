@@ -37,10 +37,8 @@ class Attention:
         self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: pipeline.Tuned | None = None
     ) -> None:
         """`tuned` are choices by pass that take the place of what was kept for the device."""
-        self.parsed = parsed
-        self.consts = dict(consts)
+        self.parsed, self.consts, self.target = parsed, dict(consts), target
         self.spec: AttentionSpec = frontend.bind(parsed, self.consts)
-        self.target = target
         self.text = frontend.canonical(self.spec)  # with the constants baked in
         self.bare = frontend.canonical(self.spec.reporting(())) if self.spec.reports else self.text  # asks for no rows
         self.kernels = Kernels(parsed, self.consts, self.text, tuned)
@@ -123,7 +121,8 @@ class Attention:
         marked `grad`: out, lse, entropy. TypeError or ValueError name what is wrong, gradients not given among it.
         """
         flags = return_lse, return_max, return_entropy, return_pairs
-        arguments.check_flags(*flags, validate, deterministic)
+        if deterministic is not None or {*map(type, (*flags, validate))} != {bool}:
+            arguments.check_flags(*flags, validate, deterministic)
         if return_lse and not self.has_lse:
             why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
             raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
