@@ -70,6 +70,8 @@ class KernelPlan:
     full_key_bytes: int = 0  # as key_bytes, there
     narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
     index_bytes: int = 0  # the same, of indices
+    flag_bytes: int = 0  # of levels[0]: bits, and what is compared alone
+    mask_levels: int = 0  # at which the part of the mask reads that keys alone decide, wide enough to be loaded ahead
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     dropout: bool = False  # a step draws bits for each pair
     classed: bool = False  # tiles are classed at run time: a loop in a loop

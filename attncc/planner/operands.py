@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, names, walk
+from attncc.ir.expr import COMPARISON
 
 ROWS, KEYS = frozenset(("q", "row")), frozenset(("k",))
 ELEMENT = {"bool": 1, "i8": 1, "u8": 1, "i16": 2, "f16": 2, "bf16": 2, "i64": 8}
@@ -29,6 +30,8 @@ class Operands:
     narrow  of a pair, read by scores and masks, less than a word: the widest
     index   the same, of indices that lie side by side from row to row, unlike what is read at them: they are loaded in
             a layout of their own; both take what is wide too where it is not loaded ahead
+    flags   of the first level, what goes to the scores as a truth value: packed bits, and what is compared alone
+    mask_levels  how many levels the part of the mask that keys alone decide has
     tests   whether several parts of the mask compare what is read of a row alone with keys
     """
 
@@ -43,6 +46,8 @@ class Operands:
     narrow: int = 0
     index: int = 0
     tests: bool = False
+    flags: int = 0
+    mask_levels: int = 0
 
 
 def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
@@ -70,14 +75,22 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
             bits += 1
         elif where & ROWS:
             pair += size
-    found = _Levels(spec)
+    found, masked = _Levels(spec), _Levels(spec)
     for read in () if apart else _outermost(_summand(spec)):
         found.visit(read, 0, late=True)
     for e in expressions:
         for read in _outermost(e):
             found.visit(read, 0)
+    for read in (r for t in _of_keys(spec) for r in _outermost(t)):
+        masked.visit(read, 0)
+    whole = {r for e in expressions for r in _outermost(e, compared=False)}
+    flags = sum(size for read, size in found.first.items() if read not in whole or _is_bit(spec, read))
     return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index,
-                    _tests(spec))  # fmt: skip
+                    _tests(spec), flags, len(masked.bytes))  # fmt: skip
+
+
+def _is_bit(spec: AttentionSpec, read: Read) -> bool:
+    return spec.param(read.tensor).element == "bit"
 
 
 def _tests(spec: AttentionSpec) -> bool:
@@ -95,7 +108,11 @@ def element_bytes(spec: AttentionSpec, read: Read) -> int:
 
 def has_key_mask(spec: AttentionSpec) -> bool:
     """Whether keys alone decide a part of the mask."""
-    return any(names(t) & KEYS and not names(t) & ROWS for m in spec.masks for t in _terms(m))
+    return bool(_of_keys(spec))
+
+
+def _of_keys(spec: AttentionSpec) -> list[Expr]:
+    return [t for m in spec.masks for t in _terms(m) if names(t) & KEYS and not names(t) & ROWS]
 
 
 def _summand(spec: AttentionSpec) -> Expr:
@@ -125,13 +142,13 @@ def _runs_down(e: Expr) -> bool:
     return isinstance(e, Var) and e.name in ROWS
 
 
-def _outermost(e: Expr) -> Iterator[Read]:
-    """Reads that are not inside another's index."""
+def _outermost(e: Expr, compared: bool = True) -> Iterator[Read]:
+    """Reads that are not inside another's index; `compared`: of comparisons that have no part in the scores, too."""
     if isinstance(e, Read):
         yield e
-    elif isinstance(e, Op):
+    elif isinstance(e, Op) and (compared or e.op not in COMPARISON or "s" in names(e)):
         for a in e.args:
-            yield from _outermost(a)
+            yield from _outermost(a, compared)
 
 
 @dataclass
@@ -144,6 +161,7 @@ class _Levels:
     keys: int = 0
     narrow: int = 0
     index: int = 0
+    first: dict[Read, int] = field(default_factory=dict)  # what is in bytes[0], of pairs
     _known: set[Read] = field(default_factory=set)
 
     def visit(self, read: Read, level: int, late: bool = False) -> None:
@@ -156,6 +174,7 @@ class _Levels:
         if wide:
             self.bytes += [0] * (level + 1 - len(self.bytes))
             self.bytes[level] += size if own else 0
+            self.first |= {read: size} if own and level == 0 else {}
             self.keys += 0 if own else size
         elif own and level == 0:
             self.narrow = max(self.narrow, min(size, WORD))

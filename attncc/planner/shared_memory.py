@@ -21,13 +21,14 @@ WHOLE = ("tcgen05", "fma")  # where the scores go to the layout of a narrow read
 DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
 IN_HALVES = (3, 7)  # the Triton that began to pass a tile from a layout to another in parts where that goes
 PADDING = 16  # of the bytes of a buffer, at least: what is added to it
-WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that a bool takes on its way to the scores
+WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that what is true or not takes on its way to the scores
 STORED = 64  # bytes of a thread that pass at a time on the way of an output without a matrix unit
 SWAPPED = 32  # bytes of a thread that pass at a time from one layout to another, of an output of tcgen05
 TESTED = 16  # the same, of what a mask found of rows
 BARRIERS = 128  # of TMA
 SUMS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows
-ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses
+ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses, whose rows have SWIZZLED bytes or more
+SWIZZLED = 128
 
 
 @cache
@@ -100,7 +101,7 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     piece, piece_v = pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]
     pairs = plan.tile_q * plan.tile_k
     unit = matrix_unit(plan, target)
-    aligned = ALIGNMENT if unit in ("wgmma", "tcgen05") else 1
+    aligned = alignment(plan) if unit in ("wgmma", "tcgen05") else 1
     column, out_piece = plan.tile_k * size, plan.tile_q * piece_v * size
     if unit == "fma":
         out_piece = min(out_piece, STORED * plan.warps * target.warp_size)
@@ -119,14 +120,23 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     )  # fmt: skip
 
 
+def alignment(plan: KernelPlan) -> int:
+    """Of the tiles of a warp-group instruction: narrower rows are swizzled over fewer of them."""
+    row = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]) * ELEMENT_BYTES[plan.dtype]
+    return ALIGNMENT * min(row, SWIZZLED) // SWIZZLED
+
+
 def ahead_bytes(plan: KernelPlan) -> int:
     """For each pair, of reads that are loaded ahead: as many levels as there are stages before the product's own."""
     return sum(plan.levels[: plan.stages - 1])
 
 
 def latency(plan: KernelPlan) -> int:
-    """Stages between a load and its use: the levels share out those that there are."""
-    return (plan.stages - 1) // max(1, len(plan.levels[: plan.stages - 1]))
+    """Stages between a load and its use: the levels share out those that there are. What a masked load of V waits for
+    is a level further ahead than what the scores read."""
+    waits = plan.key_mask and plan.loads == "pointer" and split(plan, plan.head_dim_v)[1] == ()
+    levels = max(len(plan.levels), plan.mask_levels + 1 if waits and plan.mask_levels else 0)
+    return (plan.stages - 1) // max(1, min(levels, plan.stages - 1))
 
 
 def passed_bytes(plan: KernelPlan, target: Target) -> float:
@@ -137,8 +147,8 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
     if unit == "mfma":  # what it loads ahead, it keeps in registers, and never in the layout of the scores
         kept = 0
     direct, inner = plan.levels[kept:1], plan.levels[max(kept, 1) :]
-    words = sum(direct) - WORD * plan.pair_bits * len(direct)
-    narrow = max(plan.narrow_bytes, min(words, WORD), FLAG if plan.pair_bits and direct else 0)
+    words = sum(direct) - plan.flag_bytes * len(direct)
+    narrow = max(plan.narrow_bytes, min(words, WORD), FLAG if plan.flag_bytes and direct else 0)
     index = max(plan.index_bytes, *inner, 0)
     if unit in WHOLE and narrow:
         narrow = WORD
@@ -177,9 +187,10 @@ def _regroups(plan: KernelPlan) -> bool:
 
 def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
     unit = matrix_unit(plan, target)
-    # for the scores, and turned round for the values, but for their masked load
-    read_twice = 1 + (plan.key_mask and split(plan, plan.head_dim_v)[1] == ())
-    kept = {"key_operand": max(latency(plan), 1) * read_twice}
+    # for the scores, and turned round for each piece of the values, but for their masked load
+    ahead, late = split(plan, plan.head_dim_v)
+    reads = 1 + (len(ahead) if plan.key_mask and not late else 0)
+    kept = {"key_operand": max(latency(plan), 1) * reads}
     if unit != "mfma":
         kept["ahead"] = latency(plan)
     return [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]
@@ -202,7 +213,7 @@ def fa2_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> in
     found = [phase_bytes(phase, tiles) for phase in phases(plan, target)]
     if plan.levels != plan.full_levels or plan.key_mask:
         full = replace(plan, levels=plan.full_levels, key_bytes=plan.full_key_bytes, key_mask=False)
-        if latency(full) > latency(plan) and target.is_gpu:
+        if target.is_gpu:
             tiles = tiles_of(full, target)
             if full.key_bytes != plan.key_bytes:  # a number of its own, not what the plan's keys take
                 tiles = replace(tiles, key_operand=int(tiles.key_operand))
@@ -234,9 +245,13 @@ def _loop(buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase
 
 
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
-    """Q and every stage of K and V stay; P goes from registers."""
-    barriers = BARRIERS + ALIGNMENT if plan.loads == "descriptor" and plan.stages > 1 else 0
-    return _loop(latency(plan) + 1, {"query": 1, "bytes": barriers})
+    """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
+    replaced, go back from registers, so that a stage less of them waits."""
+    by_tma = plan.loads == "descriptor" and plan.stages > 1
+    loop = _loop(latency(plan) + 1, {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0})
+    if not (by_tma and plan.key_mask):
+        return loop
+    return tuple({**moment, "value_ahead": latency(plan), "value_piece": 1} for moment in loop)
 
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -248,6 +263,12 @@ def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     return (*late, base) if plan.stages == 1 else ({**base, "key_late": 1, "value_late": 2},)
 
 
+def _ahead(plan: KernelPlan) -> int:
+    """Buffers of a tile that the product reads into registers: one more where a masked load of V has others to wait
+    for, since it is issued before the product then."""
+    return latency(plan) + (latency(plan) < latency(replace(plan, mask_levels=0)))
+
+
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
     Triton does so where the last piece of the output is wider than the tile has rows. So do values that came by TMA,
@@ -257,7 +278,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     across = 16 * plan.warps // plan.tile_q  # warps that share a row
     aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
     kept = {"query": 1, "bytes": aside}
-    base, first, second = _loop(latency(plan), kept, {"weights": weights, **replaced})
+    base, first, second = _loop(_ahead(plan), kept, {"weights": weights, **replaced})
     summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
     return base, first, second, summed
 
@@ -265,7 +286,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
     across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
-    return _loop(latency(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
+    return _loop(_ahead(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:

@@ -69,6 +69,12 @@ BIASES = [
     ("attention wide { mask k % 3 != 1 }", "f32", 32, 256, 17, "sm_90"),
     ("attention late(t: i16[h, row, k]) { score s + t[h, row, k] }", "bf16", 31, 96, 4096, "gfx942"),
     ("attention sparse { softmax sparsemax }", "bf16", 128, 128, 4096, "sm_100"),
+    ("attention flag(t: i32[h, row, k]) { score where(t[h, row, k] > 0, s, s - 1.0) }", "bf16", 40, 40, 1, "gfx942"),
+    ("attention keys(t: i32[b, k]) { mask t[b, k] == 3 }", "f16", 16, 16, 4096, "sm_90"),
+    ("attention keys(t: i32[b, k]) { mask t[b, k] == 3 }", "bf16", 32, 32, 4096, "sm_80"),
+    ("attention thin(t: i64[b, k]) { mask k <= q score s + t[b, k] }", "f16", 16, 16, 4096, "sm_90"),
+    ("attention near(i: i16[b, k], t: i32[m, h]) { mask 0 <= q - k < 100 mask t[i[b, k], h] > 0 }",
+     "f16", 40, 40, 4096, "sm_90"),
 ]  # fmt: skip
 
 Compiled = Callable[..., Resources]

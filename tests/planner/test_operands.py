@@ -19,8 +19,12 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
         ("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }", Operands(pair=4, levels=(4,))),
         ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[row, k] * s }", Operands(pair=2, narrow=2)),
         ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[q, k] }", Operands(pair=4, narrow=2)),
-        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1, levels=(4,))),
+        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1, levels=(4,), flags=4)),
         ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4, row=4, levels=(0,), keys=4)),
+        (
+            "attention a(t: f32[row, k], u: i32[row, k]) { mask u[row, k] > 0 score where(s < t[row, k], s, 0) }",
+            Operands(pair=8, levels=(8,), flags=4),
+        ),
         ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands(row=4)),
         ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(chain=8, levels=(4, 4))),
         ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=1, narrow=1)),
@@ -40,7 +44,7 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
         ),
         (
             "attention a(i: i32[b, k], t: f32[n]) { mask t[i[b, k]] > 0 }",
-            Operands(key=8, chain=8, levels=(0, 0), keys=8),
+            Operands(key=8, chain=8, levels=(0, 0), keys=8, mask_levels=2),
         ),
         (
             "attention a(i: i32[d], t: f32[n, h]) { scale 1 score s + t[i[q - k], h] + 1 }",
