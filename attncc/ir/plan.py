@@ -71,6 +71,7 @@ class KernelPlan:
     narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
     index_bytes: int = 0  # the same, of indices
     flag_bytes: int = 0  # of levels[0]: bits, and what is compared alone
+    reads_down: bool = False  # what scores and masks read for each pair lies side by side from row to row, all of it
     mask_levels: int = 0  # at which the part of the mask reads that keys alone decide, wide enough to be loaded ahead
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     dropout: bool = False  # a step draws bits for each pair

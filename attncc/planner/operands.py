@@ -32,6 +32,7 @@ class Operands:
             a layout of their own; both take what is wide too where it is not loaded ahead
     flags   of the first level, what goes to the scores as a truth value: packed bits, and what is compared alone
     mask_levels  how many levels the part of the mask that keys alone decide has
+    down    whether all of the first level, narrow or not, lies side by side from row to row
     tests   whether several parts of the mask compare what is read of a row alone with keys
     """
 
@@ -48,6 +49,7 @@ class Operands:
     tests: bool = False
     flags: int = 0
     mask_levels: int = 0
+    down: bool = False
 
 
 def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
@@ -85,8 +87,9 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
         masked.visit(read, 0)
     whole = {r for e in expressions for r in _outermost(e, compared=False)}
     flags = sum(size for read, size in found.first.items() if read not in whole or _is_bit(spec, read))
+    down = bool(found.own) and all(map(_runs_down, found.own))
     return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index,
-                    _tests(spec), flags, len(masked.bytes))  # fmt: skip
+                    _tests(spec), flags, len(masked.bytes), down)  # fmt: skip
 
 
 def _is_bit(spec: AttentionSpec, read: Read) -> bool:
@@ -161,6 +164,7 @@ class _Levels:
     keys: int = 0
     narrow: int = 0
     index: int = 0
+    own: list[Expr] = field(default_factory=list)  # the last indices of what the first level reads of pairs
     first: dict[Read, int] = field(default_factory=dict)  # what is in bytes[0], of pairs
     _known: set[Read] = field(default_factory=set)
 
@@ -171,6 +175,7 @@ class _Levels:
             return
         self._known.add(read)
         wide, own = size >= WORD and not late, bool(where & ROWS)
+        self.own += [read.indices[-1]] if own and level == 0 else []
         if wide:
             self.bytes += [0] * (level + 1 - len(self.bytes))
             self.bytes[level] += size if own else 0

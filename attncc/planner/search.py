@@ -151,7 +151,7 @@ def _candidates(
                 pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
                 gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart].levels,
                 full_key_bytes=in_full[apart].keys, narrow_bytes=read.narrow, index_bytes=read.index,
-                row_tests=read.tests, flag_bytes=read.flags, mask_levels=read.mask_levels,
+                row_tests=read.tests, flag_bytes=read.flags, mask_levels=read.mask_levels, reads_down=read.down,
             )  # fmt: skip
 
 

@@ -150,12 +150,19 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
     words = sum(direct) - plan.flag_bytes * len(direct)
     narrow = max(plan.narrow_bytes, min(words, WORD), FLAG if plan.flag_bytes and direct else 0)
     index = max(plan.index_bytes, *inner, 0)
-    if unit in WHOLE and narrow:
+    if unit in WHOLE and narrow and not _reads_as_scores(plan, target):
         narrow = WORD
     wide = plan.tile_k == pieces(plan.head_dim_v)[0]
     if unit in ("wgmma", "mma") and wide and narrow >= WORD and triton_release() >= IN_HALVES:
         return max(narrow / 2, index)
     return max(narrow, index)
+
+
+def _reads_as_scores(plan: KernelPlan, target: Target) -> bool:
+    """Whether a read has a row to a thread, as tcgen05 leaves the scores: not where K's own loads are tiles of the same
+    shape, whose layout it takes."""
+    as_keys = plan.loads == "pointer" and plan.tile_q in pieces(plan.head_dim)
+    return plan.reads_down and matrix_unit(plan, target) == "tcgen05" and not as_keys
 
 
 def passed_pair(plan: KernelPlan, target: Target) -> float:
@@ -197,12 +204,12 @@ def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
 
 
 def _swaps(plan: KernelPlan, target: Target) -> bool:
-    """Whether a tile passes from one layout to another, a few registers at a time. In tcgen05's loops in loops, the
-    output from that of its own columns to that of the scores, where two warp groups share them out; before wgmma and
-    mma, several parts of a mask over rows that were read one to a thread."""
+    """Whether a tile passes from one layout to another, a few registers at a time. In tcgen05's loops in loops, and
+    beside reads by row, the output from that of its own columns to that of the scores, where there are two groups;
+    before wgmma and mma, several parts of a mask over rows that were read one to a thread."""
     unit = matrix_unit(plan, target)
     if unit == "tcgen05":
-        return plan.classed and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
+        return (plan.classed or plan.reads_down) and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
     return unit in ("wgmma", "mma") and plan.row_tests and plan.tile_q == target.warp_size * plan.warps
 
 

@@ -73,6 +73,8 @@ BIASES = [
     ("attention keys(t: i32[b, k]) { mask t[b, k] == 3 }", "f16", 16, 16, 4096, "sm_90"),
     ("attention keys(t: i32[b, k]) { mask t[b, k] == 3 }", "bf16", 32, 32, 4096, "sm_80"),
     ("attention thin(t: i64[b, k]) { mask k <= q score s + t[b, k] }", "f16", 16, 16, 4096, "sm_90"),
+    ("attention down(t: i8[h, n]) { score s + t[h, q - k] }", "bf16", 32, 32, 4096, "sm_100"),
+    ("attention down(t: bool[h, n]) { mask t[h, q - k] }", "bf16", 128, 128, 4096, "sm_100"),
     ("attention near(i: i16[b, k], t: i32[m, h]) { mask 0 <= q - k < 100 mask t[i[b, k], h] > 0 }",
      "f16", 40, 40, 4096, "sm_90"),
 ]  # fmt: skip

@@ -28,6 +28,7 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
         ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands(row=4)),
         ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(chain=8, levels=(4, 4))),
         ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=1, narrow=1)),
+        ("attention a(m: bool[h, n]) { mask m[h, q - k] }", Operands(gather=1, narrow=1, down=True)),
         ("attention a(m: i8[row, k]) { score s + m[row, k] }", Operands(gather=4, narrow=1)),
         ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4, levels=(4,))),
         (
