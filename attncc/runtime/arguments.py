@@ -77,7 +77,7 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) 
     dtype, device = getattr(q, "dtype", None), getattr(q, "device", None)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, and is {_a(type(x).__name__)}")
+            raise TypeError(f"{name} must be a tensor, and is {kind_of(x)}")
         _check_dense(name, x)
         if x.dim() != rank:
             raise ValueError(f"{name} must be {forms[name]}, and has shape {list(x.shape)}")
@@ -128,7 +128,7 @@ def check_flags(*flags: Any) -> None:
     for name, flag in zip(FLAGS, flags, strict=True):
         if flag is not True and flag is not False and not (flag is None and name == "deterministic"):
             kind = "a bool or None" if name == "deterministic" else "a bool"
-            raise TypeError(f"{name} must be {kind}, and is {_a(type(flag).__name__)}: {flag!r}")
+            raise TypeError(f"{name} must be {kind}, and is {kind_of(flag)}: {flag!r}")
 
 
 def addressable(loaded: Sequence[torch.Tensor]) -> bool:
@@ -177,7 +177,7 @@ def check_tensors(
     for p in declared.tensors:
         x = given[p.name]
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {_a(type(x).__name__)}")
+            raise TypeError(f"{p.name} must be a tensor {declaration(p)}, and is {kind_of(x)}")
         _check_dense(p.name, x)
         wanted = ELEMENTS[p.element or ""]
         if x.dtype != wanted:
@@ -226,7 +226,7 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
         value = value.item()
     kind = numbers.Real if p.type == "float" else numbers.Integral
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{p.name} must be {_a(p.type)}, and is {_a(type(value).__name__)}: {value!r}")
+        raise TypeError(f"{p.name} must be {_a(p.type)}, and is {kind_of(value)}: {value!r}")
     number: Any = value
     if p.type == "float":
         try:
@@ -271,6 +271,12 @@ def check_sorted(
                     f"{p.name} is declared sorted along {p.axes[-1]}, and falls from {before} to {here} "
                     f"at index {[*lead, at + 1]}"
                 )
+
+
+def kind_of(x: Any) -> str:
+    """What x is: with its package where that is not Python, as NumPy's bool has the same name."""
+    kind = type(x)
+    return _a(kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _a(noun: str) -> str:

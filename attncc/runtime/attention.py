@@ -121,7 +121,8 @@ class Attention:
         marked `grad`: out, lse, entropy. TypeError or ValueError name what is wrong, gradients not given among it.
         """
         flags = return_lse, return_max, return_entropy, return_pairs
-        if deterministic is not None or {*map(type, (*flags, validate))} != {bool}:
+        bools = type(return_lse) is type(return_max) is type(return_entropy) is type(return_pairs) is type(validate)
+        if not bools or type(validate) is not bool or deterministic is not None:
             arguments.check_flags(*flags, validate, deterministic)
         if return_lse and not self.has_lse:
             why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"

@@ -25,8 +25,6 @@ ONCE = "attention is differentiable once: the derivative of its {} is not built 
 
 def _computed(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """What a generated program gives. Where torch.compile has left a graph, it would trace the program in pieces."""
-    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors):
-        raise NotBuilt("attention has no gradients by is_grads_batched; torch.func.vmap of torch.func.vjp gives them")
     with torch.no_grad():
         if "torch._dynamo" not in sys.modules:
             return call(*tensors)

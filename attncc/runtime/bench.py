@@ -294,7 +294,8 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _failure(fault: Exception) -> str:
-    return f"fails: {str(fault).strip().splitlines()[0][:120]}"
+    said = str(fault).strip() or type(fault).__name__
+    return f"fails: {said.splitlines()[0][:120]}"
 
 
 def in_turns(

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from attncc.errors import NotBuilt
 from attncc.runtime.rows import differentiable
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class Tangents(Call):
         out, lse, *moves = tensors[count:]
         assert q is not None and k is not None and v is not None
         given = self.given(params)
+        refuse_several(moves, "tangents by forward-mode jacobian(vectorize=True)", "jvp")
         of_params = {n: x for n, x in zip(self.names, moves[3:], strict=True) if x is not None}
         ready = self.attention.ready(q, k, v, given)
         return self.attention.tangents(ready, (q, k, v, out, lse, *moves[:3]), given, of_params)
@@ -118,6 +121,12 @@ class Tangents(Call):
         return (*inputs, "out", "lse", *(f"the tangent of {n}" for n in inputs))
 
 
+def refuse_several(given: Sequence[Tensor | None], what: str, instead: str) -> None:
+    """NotBuilt where PyTorch passes many incoming gradients or tangents as one, of which no program can tell any."""
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        raise NotBuilt(f"attention has no {what}; torch.func.vmap of torch.func.{instead} gives them")
+
+
 def compute(
     attention: Attention, ready: Ready, given: Mapping[str, Any], learned: Sequence[str],
     call: tuple[Tensor | None, ...], deterministic: bool | None = None,
@@ -127,6 +136,7 @@ def compute(
     `call` is (q, k, v, out, lse, d_out, d_lse); one of the last two may be None, and they may have any float type.
     """
     q, k, v, out, lse, d_out, d_lse = call
+    refuse_several((d_out, d_lse), "gradients by is_grads_batched", "vjp")
     assert out is not None
     d_lse = d_lse if attention.has_lse else None
     lse, d_lse = (differentiable(attention, x) for x in (lse, d_lse))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attncc import analysis
 from attncc.ir import MOST_DROPPED, AttentionSpec, Const, Var, names
-from attncc.runtime.arguments import scalar
+from attncc.runtime.arguments import kind_of, scalar
 
 WORD = 2**32 - 1
 SEEDS = 2**63
@@ -34,7 +34,7 @@ def seed_of(given: Mapping[str, Any]) -> int:
             raise TypeError(f"seed must be an int, or a 0-d tensor of one, and is {list(seed.shape)} of {seed.dtype}")
         seed = seed.item()
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TypeError(f"seed must be an int, and is of type {type(seed).__name__}")
+        raise TypeError(f"seed must be an int, and is {kind_of(seed)}")
     if not -SEEDS <= int(seed) < SEEDS:
         raise ValueError(f"seed must be a 64-bit int, and is {seed}")
     return int(seed)

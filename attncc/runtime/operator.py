@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from attncc.errors import NotBuilt
-from attncc.runtime.rows import columns
 
 if TYPE_CHECKING:
     from attncc.ir import AttentionSpec
@@ -73,6 +72,8 @@ def _shapes(
     spec: str, target: str, names: str, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], ints: Numbers,
     floats: Numbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from attncc.runtime.rows import columns
+
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     rows: tuple[Any, ...] = (0,)
     attention = attention_of(spec, target)

@@ -105,7 +105,7 @@ def _contiguous(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_starts(name: str, x: Any, q: torch.Tensor) -> None:
     """What can be told of where sequences start without waiting for the device. TypeError or ValueError."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} must be an int32 tensor [B + 1], and is {type(x).__name__}")
+        raise TypeError(f"{name} must be an int32 tensor [B + 1], and is {arguments.kind_of(x)}")
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, and has the layout {x.layout}")
     if x.dtype != torch.int32:
@@ -121,7 +121,7 @@ def _longest(name: str, given: Any, total: int) -> int:
     if given is None:
         return total
     if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{name} must be an int, and is {type(given).__name__}")
+        raise TypeError(f"{name} must be an int, and is {arguments.kind_of(given)}")
     if given < 0:
         raise ValueError(f"{name} must be at least 0, and is {given}")
     return min(given, total)

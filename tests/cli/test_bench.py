@@ -69,7 +69,11 @@ def test_numbers_beyond_their_bound_exit_4(program, monkeypatch):
 
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [(torch.OutOfMemoryError("full"), "out of memory beside the others"), (RuntimeError("no\nmore"), "fails: no")],
+    [
+        (torch.OutOfMemoryError("full"), "out of memory beside the others"),
+        (RuntimeError("no\nmore"), "fails: no"),
+        (KeyError(), "fails: KeyError"),
+    ],
 )
 def test_who_fails_beside_the_others_is_left_out(program, monkeypatch, fault, told):
     def unfused(call):
@@ -181,10 +185,12 @@ def test_a_compiled_peer_gives_no_buffer_away():
     """Its backward pass is timed again and again over one graph."""
     from torch._functorch import config
 
-    seen = []
-    q = torch.zeros(1)
-    peers._kept(lambda q, k, v: seen.append(config.donated_buffer) or q)(q, q, q)
-    assert seen == [False] and config.donated_buffer
+    seen, usual = [], config.donated_buffer
+    run = peers._kept(lambda q, k, v: seen.append((q.requires_grad, config.donated_buffer)) or q)
+    plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
+    for q in (plain, leaf, plain, leaf):
+        run(q, q, q)
+    assert seen == [(False, False), (True, False), (False, usual), (True, usual)]
 
 
 @pytest.mark.slow

@@ -148,8 +148,13 @@ def test_several_incoming_gradients_at_once_are_those_of_vmap():
     (made,) = torch.func.vmap(back)(several)
     assert torch.allclose(made[1], back(several[1])[0])
     out = attn(q.requires_grad_(), k, v)
-    with pytest.raises(NotBuilt, match=r"torch\.func\.vmap"):
+    with pytest.raises(NotBuilt, match=r"torch\.func\.vmap of torch\.func\.vjp"):
         torch.autograd.grad(out, q, several, is_grads_batched=True)
+    with pytest.raises(NotBuilt, match=r"torch\.func\.vmap of torch\.func\.jvp"):
+        torch.autograd.functional.jacobian(lambda q: attn(q, k, v), q, vectorize=True, strategy="forward-mode")
+    wide = attncc.compile("attention c { mask k <= q } precision { inputs f8e4m3 }")
+    with pytest.raises(NotBuilt, match=r"torch\.func\.vmap of torch\.func\.vjp"):
+        torch.autograd.grad(wide(q, k, v), q, several, is_grads_batched=True)
 
 
 def test_transforms_of_functions(attn):

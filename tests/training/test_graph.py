@@ -104,6 +104,8 @@ def test_an_exported_program_loads_in_a_process_that_imported_attncc_alone(tmp_p
     torch.export.save(torch.export.export(Module(), inputs), file)
     torch.save((*inputs, causal(*inputs)), tmp_path / "call.pt")
     text = f"""{imports}
+import sys
+assert "attncc.frontend" not in sys.modules  # what a program that calls nothing would wait for
 *given, out = torch.load({str(tmp_path / "call.pt")!r})
 assert torch.equal(torch.export.load({str(file)!r}).module()(*given), out)
 """
