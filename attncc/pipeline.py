@@ -154,7 +154,7 @@ def plan(request: Request) -> Planned:
     parsed = laid_out(parsed, request.layout)
     frontend.refuse_unbuilt(parsed)  # in this layout
     consts, values = split_values(parsed.spec, dict(request.values))
-    refuse_divisors(parsed.spec, {**consts, **values})
+    refuse_divisors(frontend.bind(parsed, consts), values)
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
     return plan_parsed(parsed, consts, values, shape, request.target)
 

@@ -1,7 +1,7 @@
 """What follows from a spec: the tiles that its mask visits, proofs, counts, widths of integers."""
 
 from attncc.analysis.alike import alike_visits
-from attncc.analysis.counts import Balance, balance, empty_row_count, kept_pairs, row_counts, tile_counts, visited_tiles
+from attncc.analysis.counts import Balance, kept_pairs, row_counts, tile_counts, visited_tiles
 from attncc.analysis.derivative import derivative, ungradable
 from attncc.analysis.divisors import computed_divisors, divisors
 from attncc.analysis.evaluate import Env, evaluate
@@ -20,12 +20,10 @@ __all__ = [
     "Prover",
     "Widths",
     "alike_visits",
-    "balance",
     "computed_divisors",
     "constants",
     "derivative",
     "divisors",
-    "empty_row_count",
     "evaluate",
     "even",
     "kept_pairs",

@@ -46,12 +46,6 @@ def kept_pairs(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -
     return None if found is None else found.pairs
 
 
-def empty_row_count(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> int | None:
-    """Rows that see no key, as row_counts has them."""
-    found = row_counts(spec, shape, values)
-    return None if found is None else found.empty
-
-
 def row_counts(spec: AttentionSpec, shape: Shape, values: Mapping[str, Value]) -> RowCounts | None:
     """Pairs that the mask keeps, and rows that see none: a sum over rows of closed forms.
 
@@ -281,15 +275,6 @@ def tile_counts(
     """Tiles {skipped, partial, full}, as visited_tiles has them."""
     made = visited_tiles(spec, shape, tile_q, tile_k, values, found)
     return None if made is None else {"skipped": made.skipped, "partial": made.partial, "full": made.full}
-
-
-def balance(
-    spec: AttentionSpec, shape: Shape, tile_q: int, tile_k: int, values: Mapping[str, Value],
-    found: Visits | None = None,
-) -> Balance | None:  # fmt: skip
-    """How evenly the visited tiles fall on the query tiles, as visited_tiles has it."""
-    made = visited_tiles(spec, shape, tile_q, tile_k, values, found)
-    return None if made is None else made.balance
 
 
 def visited_tiles(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attncc.ir import Const, Expr, Op, Read, Var
+from attncc.ir import LEAST_INT, MOST_INT, Const, Expr, Op, Read, Var
 
 Value = Any  # an int, a float, a bool, or an array of them
 Array = npt.NDArray[Any]
@@ -56,7 +56,7 @@ def evaluate(e: Expr, env: Env) -> Value:
 
 def _held(found: Value) -> Value:
     """A Python int as the nearest of 64 bits: no position, length or bound of them is beyond."""
-    return min(max(found, -(2**63)), 2**63 - 1) if type(found) is int else found
+    return min(max(found, LEAST_INT), MOST_INT) if type(found) is int else found
 
 
 def _read(x: Read, env: Env, indices: list[Value]) -> Value:

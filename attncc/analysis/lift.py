@@ -9,6 +9,8 @@ from attncc.analysis.divisors import divisors
 from attncc.analysis.terms import Algebra, Term, rebuild
 from attncc.ir import (
     COMPARISON,
+    LEAST_INT,
+    MOST_INT,
     TILE_NAMES,
     AttentionSpec,
     Const,
@@ -21,7 +23,6 @@ from attncc.ir import (
     tile_names,
 )  # fmt: skip
 
-LEAST, MOST = -(2**63), 2**63 - 1
 ELEMENT_RANGES: dict[str, Range] = {
     "bit": (0, 1), "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1),
 }  # fmt: skip
@@ -149,9 +150,9 @@ def _compare(op: str, x: Term, y: Term) -> Term:
     if op in (">", ">="):
         op, x, y = op.replace(">", "<"), y, x
     home = x.home  # what 64 bits settle gives no bound beyond them
-    if op == "<=" and (x is home.const(LEAST) or y is home.const(MOST)):
+    if op == "<=" and (x is home.const(LEAST_INT) or y is home.const(MOST_INT)):
         return home.true
-    if op == "<" and (x is home.const(MOST) or y is home.const(LEAST)):
+    if op == "<" and (x is home.const(MOST_INT) or y is home.const(LEAST_INT)):
         return home.false
     if op in ("<", "<="):
         return x.lt(y) if op == "<" else x.le(y)

@@ -12,9 +12,9 @@ from attncc.analysis.lift import ELEMENT_RANGES, Lift, spec_facts, taken
 from attncc.analysis.literals import literals, settled
 from attncc.analysis.solve import visits
 from attncc.analysis.terms import Algebra
-from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, Visits, names, tile_names
+from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Const, Expr, Op, Read, Var, Visits, names, tile_names
 
-NARROW, WIDE = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+NARROW, WIDE = (-(2**31), 2**31 - 1), (LEAST_INT, MOST_INT)
 ROUNDED = 2.0**-21  # of a float32: more than three roundings make of it
 PADDING = 1024  # how far the last tile may reach behind the end
 Pair = tuple[float, float]  # of ints exact, since Python's ints stay ints

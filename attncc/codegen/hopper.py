@@ -86,8 +86,8 @@ class HopperView:
     consumers: tuple[int, ...]
     consumer_registers: int
     producer_registers: int
-    launch_options: str
-    programs: str  # that the GPU runs at once
+    register_cap: int  # of each thread when a block begins; 0 where it has the SM alone
+    blocks: int  # that share an SM
     queries: int  # buffers of Q for each consumer
     key_size: int  # columns of a head, its parts together
     value_size: int
@@ -111,7 +111,7 @@ class HopperView:
     eight: EightBit | None
     key_bytes: int  # of a key and its value
     cached_bytes: int  # of K and V that L2 holds beside everything else
-    reach_keys: str  # keys of a head that tiles which run side by side see
+    near: int  # keys of a head that tiles which run side by side see, at most; 0 where they see all
     together: int  # heads of K and V whose tiles run side by side, at most; 0 where only L2 bounds them
 
 
@@ -125,15 +125,14 @@ def hopper_view(
     whole |= {"threshold": None} if view.dropout else {}
     consumers, parts = plan.tile_q // CONSUMER_ROWS, zip(view.k_parts, view.v_parts, strict=False)
     own = plan.max_registers - (VECTORS if plan.classed else 0)
-    cap, several = register_cap(plan), blocks(plan)
+    cap = register_cap(plan)
     left = (cap * (consumers + 1) if cap else REGISTERS_SM // GROUP_THREADS) - consumers * own
     masked, full = (steps(w, view.visits.jumps) for w in (view.visits.masked, view.visits.full))
     size = ELEMENT_BYTES[plan.dtype]
     whole_reach = None if reach is None or masked is None or plan.scales else Reach(*reach, _since(view.visits, full))
     return HopperView(
         rows=CONSUMER_ROWS, consumers=tuple(range(consumers)), consumer_registers=own,
-        producer_registers=left // 8 * 8, launch_options=f" maxnreg={cap}," if cap else "",
-        programs=f"{several} * processors(q.device)" if several > 1 else "processors(q.device)",
+        producer_registers=left // 8 * 8, register_cap=cap, blocks=blocks(plan),
         queries=plan.queries, key_size=plan.head_dim, value_size=plan.head_dim_v,
         arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
         handed=", ".join(n for n in whole if re.fullmatch(r"\w+", n)),
@@ -146,14 +145,8 @@ def hopper_view(
         ahead=plan.head_dim <= NARROW or (plan.apart and plan.reference == "bounded"),
         depth=32 // size, packed=4 // size, eight=_eight_bit(plan, view),
         key_bytes=size * (plan.head_dim + plan.head_dim_v), cached_bytes=CACHED_BYTES,
-        reach_keys=near("k_len") if local else "k_len",
-        together=TOGETHER if plan.head_dim > NARROW else 0,
+        near=NEAR if local else 0, together=TOGETHER if plan.head_dim > NARROW else 0,
     )  # fmt: skip
-
-
-def near(length: str) -> str:
-    """As much of a length as a local mask's tiles reach at a time."""
-    return f"min({length}, {NEAR})"
 
 
 def _eight_bit(plan: KernelPlan, view: KernelView) -> EightBit | None:

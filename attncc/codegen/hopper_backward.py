@@ -21,7 +21,7 @@ from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, row_lines, s
 from attncc.codegen.backward_sites import named, sites
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.hopper import CACHED_BYTES, near, tail, unpacked
+from attncc.codegen.hopper import CACHED_BYTES, NEAR, tail, unpacked
 from attncc.codegen.hopper_arguments import converting, given, over_keys, over_rows, row_statistics, with_turns
 from attncc.codegen.hopper_walk import Walk, walk
 from attncc.codegen.layout import provenance
@@ -127,7 +127,7 @@ class HopperBackwardView:
     cached_bytes: int
     processors: int  # of the target; a GPU may have less
     row_bytes: int  # of Q, d_out and dQ's sums
-    reach: str  # rows of a head that programs side by side go through
+    near: int  # rows of a head that programs side by side go through, at most; 0 where they go through all
     helpers: frozenset[str]
     seq: str
     starts: str
@@ -294,7 +294,7 @@ def hopper_backward_view(
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
         columns=first // PIECE, cached_bytes=CACHED_BYTES, processors=target(plan.target).units,
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
-        reach=near("q_len") if spread(spec, visits_k) == "local" else "q_len",
+        near=NEAR if spread(spec, visits_k) == "local" else 0,
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
         interpreted=False, sparse=False, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(names[name] for name in learned)]),

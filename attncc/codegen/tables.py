@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.ir import Expr, Summary, Visits, names
+from attncc.ir import MOST_INT, Expr, Summary, Visits, names
 
 SCANS = ("first", "stop", "run")
-LARGEST = {32: 2**31 - 1, 64: 2**63 - 1}
+LARGEST = {32: 2**31 - 1, 64: MOST_INT}
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
 def backward_facts(planned: Planned) -> dict[str, Any] | None:
     """The kernels of the backward pass that walk over tiles, by what they make; or why there are none; None on CPUs."""
     from attncc import pipeline, planner
+    from attncc.planner.hopper_backward import ADDED
 
     if not planned.target.is_gpu:
         return None
@@ -59,7 +60,7 @@ def backward_facts(planned: Planned) -> dict[str, Any] | None:
         return {"reason": str(fault)}
     titles = {"dq": "dQ", "dkdv": "dK and dV" if plan.dv is None else "dK", "dv": "dV"}
     kernels = {titles[n]: plain(own) for n, own in plan.passes.items()}
-    if plan.sums == "added":  # one kernel makes them all
+    if plan.sums in ADDED:  # one kernel makes them all
         kernels = {"dQ, dK and dV": plain(plan.dkdv)}
     refused = planner.backward_refused(planned.spec, planned.shape, planned.target, plan.int_bits)
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attncc.errors import SpecError, shown_number
+from attncc.frontend.constants import check, fits
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
 from attncc.ir import AttentionSpec, Const
@@ -21,13 +22,11 @@ def bind(parsed: Parsed, values: Mapping[str, int]) -> AttentionSpec:
     for p in spec.consts:
         value = values[p.name] if p.name in values or p.default is None else int(p.default)
         baked[p.name] = Const(value)
-        if not -(2**63) <= value < 2**63:
+        if not fits(value):
             report.error(
                 "E105", parsed.spans.get(f"param:{p.name}"), f"{p.name} = {shown_number(value)} does not fit 64 bits"
             )
     if baked and not report.errors:
-        from attncc.frontend.constants import check
-
         check(parsed, baked, report)
     if report.errors:
         raise SpecError(report.sorted_errors(), parsed.text, parsed.filename)

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from attncc.errors import Diagnostic, SpecError, shown_number
 from attncc.frontend.consts import MAX_POWER
 from attncc.frontend.report import Report
-from attncc.frontend.rules.lints import expressions
-from attncc.ir import Const, Expr, Op, Read, Var, children, names
+from attncc.ir import LEAST_INT, MOST_INT, Const, Expr, Op, Read, Var, children, names
 
 if TYPE_CHECKING:
     from attncc.frontend.parse import Parsed
 
-LEAST, MOST = -(2**63), 2**63 - 1
-BEYOND = f"ints go from {LEAST} to {MOST}"
+BEYOND = f"ints go from {LEAST_INT} to {MOST_INT}"
 
 
 def fits(value: int) -> bool:
-    return LEAST <= value <= MOST
+    return LEAST_INT <= value <= MOST_INT
 
 
 def fold(op: str, values: Sequence[int | float | None]) -> int | None:
@@ -44,6 +42,8 @@ def refuse_beyond(parsed: Parsed, constants: Iterable[int]) -> None:
 
 def check(parsed: Parsed, baked: Mapping[str, Const], report: Report) -> None:
     """Faults that the values of `const` parameters make."""
+    from attncc.frontend.rules.lints import expressions  # reads text, and `refuse_beyond` does without
+
     folding = _Folding(parsed, baked, report)
     for _, e in expressions(parsed.spec):
         folding(e)

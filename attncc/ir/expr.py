@@ -12,6 +12,8 @@ from typing import Literal, Union
 
 Type = Literal["bool", "int", "float"]
 
+LEAST_INT, MOST_INT = -(2**63), 2**63 - 1  # of what kernels count in
+
 ARITHMETIC = ("+", "-", "*", "/", "//", "%", "neg")
 COMPARISON = ("<", "<=", ">", ">=", "==", "!=")
 LOGIC = ("and", "or", "not")

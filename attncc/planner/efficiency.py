@@ -169,7 +169,9 @@ def references(target: Target) -> tuple[str, ...]:
 
 def measured_rate(plan: KernelPlan, target: Target, spread: str = "all") -> float:
     """TFLOP/s of the record of this schedule where tiles lie as `spread` says; 0 where there is none."""
-    found = measured(plan, target) or measured(_as_measured(plan), target)
+    found, other = measured(plan, target), _as_measured(plan)
+    if found is None and other is not plan:
+        found = measured(other, target)
     return _rate(found, spread, plan.classed) if found is not None else 0.0
 
 

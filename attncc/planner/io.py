@@ -170,15 +170,13 @@ def summed(kernels: tuple[Kernel, ...], sizes: Sizes, plan: KernelPlan, target: 
     )  # fmt: skip
 
 
-def standard_bytes(s: Sizes, own: Sizes | None) -> Any:
+def standard_bytes(s: Sizes, own: Sizes) -> Any:
     """`algorithm standard` over the same tiles, where the L2 holds K and V, and not the scores. `own` has the numbers
-    of `s` (None: those of a call that needs all keys)."""
-    whole = traffic.forward("standard", s)
-    less = [] if own is None else [x.loaded < x.distinct for k in traffic.forward("standard", own) for x in k.streams]
-    streams = [x for k in whole for x in k.streams]
-    few = less or [False] * len(streams)
+    of `s`."""
+    whole, numbers = traffic.forward("standard", s), traffic.forward("standard", own)
+    streams = [pair for k, n in zip(whole, numbers, strict=True) for pair in zip(k.streams, n.streams, strict=True)]
     return sum(k.once for k in whole) + sum(
-        x.loaded if x.what == "scores" or little else x.distinct for x, little in zip(streams, few, strict=True)
+        x.loaded if x.what == "scores" or n.loaded < n.distinct else x.distinct for x, n in streams
     )
 
 
@@ -225,17 +223,16 @@ def symbols(plan: KernelPlan) -> Sizes:
     return made if plan.pair_bytes or plan.pair_bits else replace(made, operand=0)
 
 
-def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes | None = None) -> dict[str, Any]:
+def closed_forms(plan: KernelPlan, target: Target, sizes: Sizes) -> dict[str, Any]:
     """The formulas of a forward call as sympy expressions of `symbols`, by name of Costs.
 
     `hbm_bytes` is that of a call whose streams the L2 holds, or does not, or which loads less than all of them, as
-    `sizes` tells (left out: it holds them, and they are loaded whole).
+    `sizes` tells.
     `shared_bytes` is of this plan's stages and matrix unit, with the head sizes as if they were powers of two.
     """
     named = symbols(plan)
     kernels = forward_kernels(plan, named)
-    own = (None,) * len(kernels) if sizes is None else forward_kernels(plan, sizes)
-    forms = [kernel_forms(k, o, target) for k, o in zip(kernels, own)]
+    forms = [kernel_forms(k, own, target) for k, own in zip(kernels, forward_kernels(plan, sizes), strict=True)]
     found = {name: sum(form[name] for form in forms) for name in forms[0]}
     found["standard_hbm_bytes"] = standard_bytes(named, sizes)
     found = {name: tidied(value, named) for name, value in found.items()}
@@ -266,7 +263,7 @@ def tidied(form: Any, s: Sizes) -> Any:
     return found
 
 
-def kernel_forms(kernel: Kernel, own: Kernel | None, target: Target) -> dict[str, Any]:
+def kernel_forms(kernel: Kernel, own: Kernel, target: Target) -> dict[str, Any]:
     """Of one kernel in symbols, of which `own` has the numbers."""
     return {
         "hbm_bytes": _behind_cache(kernel, own, target), "streamed_bytes": kernel.streamed, "flops": kernel.flops,
@@ -274,13 +271,12 @@ def kernel_forms(kernel: Kernel, own: Kernel | None, target: Target) -> dict[str
     }  # fmt: skip
 
 
-def _behind_cache(kernel: Kernel, own: Kernel | None, target: Target) -> Any:
+def _behind_cache(kernel: Kernel, own: Kernel, target: Target) -> Any:
     """The bytes behind the L2 in symbols: of each stream the case that holds for the numbers of `own`."""
     found = kernel.once
-    for i, stream in enumerate(kernel.streams):
-        number = None if own is None else own.streams[i]
-        taken = None if number is None else number.from_memory(target.l2_bytes)
-        if number is None or taken == number.distinct:
+    for stream, number in zip(kernel.streams, own.streams, strict=True):
+        taken = number.from_memory(target.l2_bytes)
+        if taken == number.distinct:
             found += stream.distinct
         else:
             found += stream.loaded if taken == number.loaded else stream.distinct + stream.again

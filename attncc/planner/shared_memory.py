@@ -273,7 +273,8 @@ def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _ahead(plan: KernelPlan) -> int:
     """Buffers of a tile that the product reads into registers: one more where a masked load of V has others to wait
     for, since it is issued before the product then."""
-    return latency(plan) + (latency(plan) < latency(replace(plan, mask_levels=0)))
+    own = latency(plan)
+    return own + 1 if plan.mask_levels and own < latency(replace(plan, mask_levels=0)) else own
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from attncc import analysis, planner
 from attncc.errors import shown_number
-from attncc.ir import AttentionSpec, Expr, Param
+from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Param
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
 EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # which kernels take
@@ -234,19 +235,25 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
         except OverflowError:
             raise ValueError(f"{p.name} must be a float, and is {shown_number(number)}, too large for one") from None
     whole = int(number)
-    if not -(2**63) <= whole < 2**63:
+    if not LEAST_INT <= whole <= MOST_INT:
         raise ValueError(f"{p.name} must be a 64-bit int, and is {shown_number(whole)}")
     if divides and whole < 1:
         raise ValueError(f"{p.name} divides, so that it must be at least 1, and is {whole}")
     return whole
 
 
-def check_divisors(spec: AttentionSpec, divisors: Sequence[Expr], given: Mapping[str, Any]) -> None:
-    """ValueError for one that is computed of parameters, and is below 1 with these."""
-    values = {p.name: scalar(p, given.get(p.name, p.default), False) for p in spec.scalars}
-    fault = analysis.low_divisor(divisors, values)
-    if fault is not None:
-        raise ValueError(f"{spec.name}: {fault}")
+def divisor_check(spec: AttentionSpec) -> Callable[[tuple[int | float, ...]], None] | None:
+    """What takes values of spec.scalars, and raises ValueError where a divisor that is computed of them is below 1;
+    None where there is none. What passed passes again at once."""
+    divisors, scalars = analysis.computed_divisors(spec), [p.name for p in spec.scalars]
+
+    @functools.lru_cache(maxsize=256)
+    def check(values: tuple[int | float, ...]) -> None:
+        fault = analysis.low_divisor(divisors, dict(zip(scalars, values, strict=True)))
+        if fault is not None:
+            raise ValueError(f"{spec.name}: {fault}")
+
+    return check if divisors else None
 
 
 def check_sorted(

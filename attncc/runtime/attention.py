@@ -12,7 +12,7 @@ import torch
 
 from attncc import analysis, codegen, frontend, pipeline, planner
 from attncc.analysis.normaliser import normaliser
-from attncc.ir import AttentionSpec, Shape
+from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Shape
 from attncc.runtime import arguments, autograd, derivatives, dropout, operator, rows, winners
 from attncc.runtime.device import INTERPRETER, target_for
 from attncc.runtime.kernels import Kernels, Place
@@ -50,7 +50,7 @@ class Attention:
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors, clamped = analysis.divisors(self.spec), self._widths.clamped
-        self._computed = analysis.computed_divisors(self.spec)
+        self._check_divisors = arguments.divisor_check(self.spec)
         self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, divides, is clamped
             (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors,
              p.name in clamped)
@@ -260,18 +260,19 @@ class Attention:
 
     def _numbers(self, reach: int, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Scalars by their names in the generated file, and the ints among them in order."""
-        values, ints = {}, []
+        values, ints, numbers = {}, [], []
         for name, spelled, plain, p, divides, clamped in self._scalars:
             value = given.get(name, p.default)
-            if not plain or type(value) is not int or not -(2**63) <= value < 2**63:
+            if not plain or type(value) is not int or not LEAST_INT <= value <= MOST_INT:
                 value = arguments.scalar(p, value, divides)
+            numbers.append(value)
             if type(value) is int:
                 if clamped:
                     value = min(max(value, -reach), reach)
                 ints.append(value)
             values[spelled] = value
-        if self._computed:
-            arguments.check_divisors(self.spec, self._computed, given)
+        if self._check_divisors is not None:
+            self._check_divisors(tuple(numbers))
         return values, tuple(ints)
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
@@ -318,9 +319,8 @@ class Attention:
 
     def _narrow(self, longest: int, ints: tuple[int, ...]) -> bool:
         """Whether 32-bit integers are exact: by the limit that holds for all at once, else for these values."""
-        if max(longest, *map(abs, ints), 0) <= self._widths.limit:
-            return True
-        return self._widths.fits(longest, dict(zip(self._ints, ints, strict=True)))
+        within = max(longest, *map(abs, ints), 0) <= self._widths.limit
+        return within or self._widths.fits(longest, dict(zip(self._ints, ints, strict=True)))
 
     def _kind(self, place: Place, shape: Shape) -> Kind:
         """What calls of a place and a bucket of shapes share, once for them."""

@@ -9,7 +9,7 @@ from contents import HEADS, B
 from corpus import MASKS, SHAPES, Mask
 from spelling import Table, grid, spec_of
 
-from attncc.analysis import balance, counts, empty_row_count, evaluate, kept_pairs, prove, tile_counts
+from attncc.analysis import counts, evaluate, kept_pairs, prove, row_counts, tile_counts, visited_tiles
 from attncc.analysis.prove import future
 from attncc.analysis.words import text
 from attncc.frontend import parse
@@ -59,7 +59,7 @@ def test_counts_are_exact(mask: Mask) -> None:
         values = {**call.scalars, **call.tensors}
         all_of_them = grids(mask, shape)
         assert kept_pairs(spec, shape_of(shape), values) == sum(int(d.sum()) for d in all_of_them)
-        assert empty_row_count(spec, shape_of(shape), values) == sum(int((~d.any(1)).sum()) for d in all_of_them)
+        assert row_counts(spec, shape_of(shape), values).empty == sum(int((~d.any(1)).sum()) for d in all_of_them)
 
 
 @pytest.mark.parametrize("text_", ["k <= q", "0 <= q - k < w", "k <= q and (k < w or (q - k) % 3 == 0)", "k % w < 2"])
@@ -84,7 +84,8 @@ def test_a_count_that_needs_what_is_not_given_is_none() -> None:
     shape = Shape(batch=2, heads=3, kv_heads=3, q_len=8, k_len=8)
     assert kept_pairs(spec, shape, {}) is None
     assert tile_counts(spec, shape, 16, 16, {}) is None
-    assert balance(spec, shape, 16, 16, {}) is None
+    assert row_counts(spec, shape, {}) is None
+    assert visited_tiles(spec, shape, 16, 16, {}) is None
     assert kept_pairs(spec, shape, {"length": np.array([3, 8])}) == 3 * 8 * (3 + 8)
 
 
@@ -100,8 +101,8 @@ def test_tiles_add_up_and_bound_the_work(mask: Mask) -> None:
     assert tiles is not None
     everything = -(-shape[0] // shape[2]) * -(-shape[1] // shape[3]) * B * HEADS
     assert sum(tiles.values()) == everything
-    even = balance(spec, shape_of(shape), shape[2], shape[3], values)
-    assert even is not None and even.least <= even.mean <= even.most
+    even = visited_tiles(spec, shape_of(shape), shape[2], shape[3], values).balance
+    assert even.least <= even.mean <= even.most
     assert round(even.mean * -(-shape[0] // shape[2]) * B * HEADS) == tiles["partial"] + tiles["full"]
 
 
@@ -110,8 +111,8 @@ def test_tiles_of_a_causal_mask() -> None:
     assert tile_counts(spec_of("k <= q"), shape, 128, 64, {}) == {
         "skipped": 8 * 32 * 31, "partial": 8 * 64, "full": 8 * 32 * 31,
     }  # fmt: skip
-    even = balance(spec_of("k <= q"), shape, 128, 64, {})
-    assert even is not None and (even.least, even.most, even.mean) == (2, 64, 33.0)
+    even = visited_tiles(spec_of("k <= q"), shape, 128, 64, {}).balance
+    assert (even.least, even.most, even.mean) == (2, 64, 33.0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_the_future_is_shown_by_a_pair() -> None:
 def test_pairs_of_reported_faults(text_: str, length: int, values: dict[str, int], pairs: int, empty: int) -> None:
     shape = Shape(batch=1, heads=1, kv_heads=1, q_len=length, k_len=length)
     assert kept_pairs(spec_of(text_), shape, values) == pairs
-    assert empty_row_count(spec_of(text_), shape, values) == empty
+    assert row_counts(spec_of(text_), shape, values).empty == empty
 
 
 def test_documents_by_ids_keep_what_packed_lengths_keep() -> None:

@@ -170,10 +170,19 @@ def test_a_computed_divisor_is_refused_as_a_call_refuses_it(program, tmp_path):
     path = tmp_path / "computed.attn"
     path.write_text("attention computed(w: int, c: const int = 3) { mask q // (w - c) == k // (w - c) }")
     found = program("explain", path, "--target", "sm_90", "--set", "w=3")
-    said = "w - c divides, so that it must be at least 1, and is 0 with c = 3, w = 3"
+    said = "w - 3 divides, so that it must be at least 1, and is 0 with w = 3"
     assert found.status == 2 and said in found.err and not found.out
     assert program("explain", path, "--target", "sm_90", "--set", "w=4").status == 0
     assert program("check", path, "--device", "cpu").status == 0  # what it draws is never refused
+
+
+@pytest.mark.parametrize("divisor", ["c", "c * c", "c - 1 + c"])
+def test_a_constant_divisor_is_refused_in_the_spec(program, tmp_path, divisor):
+    path = tmp_path / "constant.attn"
+    path.write_text(f"attention constant(c: const int = 3) {{ mask q // ({divisor}) == k // ({divisor}) }}")
+    found = program("explain", path, "--target", "sm_90", "--set", "c=0")
+    assert found.status == 1 and "constant.attn:1:20: error E407: c = 0 makes a divisor of '//'" in found.err
+    assert not found.out and program("explain", path, "--target", "sm_90").status == 0
 
 
 def test_no_plan_and_no_target(program):

@@ -109,11 +109,12 @@ def test_the_formula_of_shared_memory_is_the_number(algorithm, dtype, body):
     for name in ("sm_80", "sm_90", "sm_100", "gfx942"):
         for d in (64, 128):
             try:
-                plan = choose(spec, Shape(head_dim=d, head_dim_v=d, dtype=dtype), target(name)).plan
+                shape = Shape(head_dim=d, head_dim_v=d, dtype=dtype)
+                plan = choose(spec, shape, target(name)).plan
             except PlanError:
                 continue
             values = {"d": d, "d_v": d, "T_q": plan.tile_q, "T_k": plan.tile_k, "e": {"bf16": 2, "f32": 4}[dtype]}
-            form = closed_forms(plan, target(name))["shared_bytes"]
+            form = closed_forms(plan, target(name), sizes_of(plan, shape, target(name)))["shared_bytes"]
             assert form.subs({s: values[s.name] for s in form.free_symbols}) == plan.shared_bytes > 0
             seen += 1
     assert seen or (algorithm, dtype) == ("fa3", "f32")

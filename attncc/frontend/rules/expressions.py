@@ -14,7 +14,7 @@ from attncc.frontend.report import Report, cover, quoted, span_of
 from attncc.frontend.rules import operators
 from attncc.frontend.rules.context import Context, Typed
 from attncc.frontend.rules.names import Place, check_place, unknown
-from attncc.ir import BUILTINS, ELEMENTS, FUNCTIONS, Const, Param, Read, Type, Var
+from attncc.ir import BUILTINS, ELEMENTS, FUNCTIONS, LEAST_INT, MOST_INT, Const, Param, Read, Type, Var
 
 _UP, _DOWN = frozenset(("<", "<=")), frozenset((">", ">="))
 _FLOAT32_MAX, _FLOAT32_TINY = 3.4028234663852886e38, 1.1754943508222875e-38
@@ -28,7 +28,7 @@ def build(node: Node, place: Place, context: Context) -> Typed | None:
 
 def integer(token: Token, report: Report, negative: bool = False) -> int | None:
     """A 64-bit int, or None after a report."""
-    limit = 2**63 - (not negative)
+    limit = -LEAST_INT if negative else MOST_INT
     digits = token.lstrip("0") or "0"
     if len(digits) > 19 or int(digits) > limit:
         report.error("E105", token, "the number does not fit 64 bits", BEYOND)
