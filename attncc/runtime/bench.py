@@ -242,7 +242,7 @@ class Part:
         """out and the gradients of q, k and v of these rows, by name; every intermediate rounded to that type."""
         call, spec = self.call, self.call.attention.spec
         params = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in call.params.items()}
-        whole = environment(spec, call.q, call.k, params)
+        whole = environment(spec, call.q, call.k, params, "cpu")
         shift = call.shape.k_len - call.shape.q_len if spec.align == "end" else 0
         here = whole.having(
             b=torch.zeros(1, 1, 1, 1, dtype=torch.int64), h=self.heads.view(-1, 1, 1), row=self.rows.view(-1, 1),

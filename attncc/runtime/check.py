@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from attncc.runtime.check_gradients import Errors, Once, gradient_errors
 from attncc.runtime.check_packed import packed
 from attncc.runtime.check_tangents import tangent_errors
 from attncc.runtime.draw import DTYPES, Draw
+from attncc.runtime.poison import poisoned
 from attncc.runtime.reference import (
     alpha_of,
     chosen,
@@ -231,7 +231,6 @@ def call(
         if not torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)):
             faults.append(f"{name} differs from that of contiguous inputs")
     want, want_lse = once("right", lambda: reference(spec, q, k, v, params))
-    out, lse = out.cpu(), lse.cpu()
     if out.dtype != q.dtype or out.shape != want.shape or lse.shape != want_lse.shape:
         faults.append(f"out is {list(out.shape)} {out.dtype}, lse {list(lse.shape)}: wrong shape or type")
         return _row(shape, dtype, layout, seed, (0.0, 0.0, 0.0, 0.0), faults)
@@ -244,18 +243,16 @@ def call(
         faults.append("lse is beyond its bound")
     found: Errors = {}
     if gradients:
-        with poisoned():
-            by_differences = differences and dtype in RELATIVE
-            found, more = gradient_errors(spec, run, (q, k, v), params, seed, by_differences, once)
-            faults += more
-            again = run.apart(q, k, v, params) if isinstance(run, Compiled) else None
-            if again is not None:
-                others, more = gradient_errors(spec, again, (q, k, v), params, seed, once=once)
-                found |= {f"{n}, deterministic": error for n, error in others.items()}
-                faults += [f"{fault}, deterministic" for fault in more]
+        by_differences = differences and dtype in RELATIVE
+        found, more = gradient_errors(spec, run, (q, k, v), params, seed, by_differences, once)
+        faults += more
+        again = run.apart(q, k, v, params) if isinstance(run, Compiled) else None
+        if again is not None:
+            others, more = gradient_errors(spec, again, (q, k, v), params, seed, once=once)
+            found |= {f"{n}, deterministic": error for n, error in others.items()}
+            faults += [f"{fault}, deterministic" for fault in more]
     if tangents:
-        with poisoned():
-            along, more = tangent_errors(spec, run, (q, k, v), params, seed)
+        along, more = tangent_errors(spec, run, (q, k, v), params, seed)
         found, faults = {**found, **along}, faults + more
     return replace(_row(shape, dtype, layout, seed, errors, faults), gradients=found)
 
@@ -335,20 +332,6 @@ def _empty_rows(
     if (torch.isneginf(lse) != torch.isneginf(want)).any():
         faults.append("lse is -inf in the wrong rows")
     return faults
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Memory that torch hands out uninitialised holds NaN meanwhile: what is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _in_interpreter(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attncc.ir import AttentionSpec
 from attncc.runtime.gradients import differences, gradients, learned
+from attncc.runtime.poison import poisoned
 from attncc.runtime.reference import environment, has_lse, keep_mask
 from attncc.runtime.rows import columns
 
@@ -38,15 +39,16 @@ def gradient_errors(
     q, k, v = (x.detach().requires_grad_() for x in call)
     mine = {n: _wanted(x, q.device) for n, x in learned(spec, params).items()}
     inputs = {"q": q, "k": k, "v": v, **mine}
-    out, lse = run(q, k, v, **{**params, **mine})
     g = torch.Generator().manual_seed(seed)
-    d_out, d_lse = (torch.randn(x.shape, generator=g).to(x) for x in (out, lse))
-    if "max" in spec.reports:  # without a gradient
-        d_lse[..., columns(spec, has_lse(spec)).index("max")] = 0.0
-    found = torch.autograd.grad(
-        [out, lse], list(inputs.values()), [d_out, d_lse], materialize_grads=True, allow_unused=True
-    )
-    have = {n: x.detach().cpu() for n, x in zip(inputs, found, strict=True)}
+    with poisoned():
+        out, lse = run(q, k, v, **{**params, **mine})
+        d_out, d_lse = (torch.randn(x.shape, generator=g).to(x) for x in (out, lse))
+        if "max" in spec.reports:  # without a gradient
+            d_lse[..., columns(spec, has_lse(spec)).index("max")] = 0.0
+        found = torch.autograd.grad(
+            [out, lse], list(inputs.values()), [d_out, d_lse], materialize_grads=True, allow_unused=True
+        )
+    have = {n: x.detach() for n, x in zip(inputs, found, strict=True)}
     want = once("gradients", lambda: gradients(spec, q, k, v, params, d_out, d_lse))
     errors = {n: (difference(have[n], want.values[n]), RELATIVE.get(q.dtype, 0.0) * l1(want.values[n])) for n in have}
     if q.dtype not in RELATIVE or any(error > bound for error, bound in errors.values()):
@@ -87,7 +89,7 @@ def _along(
     spec: AttentionSpec, call: tuple[Tensor, Tensor, Tensor], params: Mapping[str, Any], d_out: Tensor, d_lse: Tensor,
     have: Mapping[str, Tensor], g: torch.Generator,
 ) -> Errors:  # fmt: skip
-    directions = {n: torch.randn(x.shape, generator=g, dtype=torch.float64) for n, x in have.items()}
+    directions = {n: torch.randn(x.shape, generator=g, dtype=torch.float64).to(x.device) for n, x in have.items()}
     q, k, v = (x.detach() for x in call)
     moved = differences(spec, q, k, v, params, d_out, d_lse, directions)
     errors: Errors = {}

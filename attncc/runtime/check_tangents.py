@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from attncc.ir import AttentionSpec
 from attncc.runtime.check_gradients import RELATIVE, Errors, allowed, difference, l1
 from attncc.runtime.gradients import learned, tangents
+from attncc.runtime.poison import poisoned
 from attncc.runtime.reference import environment, keep_mask
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def tangent_errors(
     moving = {"q": q, "k": k, "v": v, **{n: _tensor(x, q) for n, x in learned(spec, params).items()}}
     g = torch.Generator().manual_seed(seed)
     directions = {n: torch.randn(x.shape, generator=g).to(x) for n, x in moving.items()}
-    with forward_ad.dual_level():
+    with poisoned(), forward_ad.dual_level():
         duals = {n: forward_ad.make_dual(x, directions[n]) for n, x in moving.items()}
         results = run(duals.pop("q"), duals.pop("k"), duals.pop("v"), **{**params, **duals})
         have = dict(zip(("out", "lse"), (forward_ad.unpack_dual(x).tangent for x in results), strict=True))
@@ -42,14 +43,14 @@ def tangent_errors(
     faults = []
     for n in want.values:
         x = have[n]
-        result = x.cpu() if x is not None else torch.full(want.values[n].shape, torch.nan)
+        result = x if x is not None else torch.full_like(want.values[n], torch.nan)
         right, narrow = want.values[n], RELATIVE.get(q.dtype, 0.0)
         bound = allowed(result, right, unfused.values[n], want.summed[n], q)
         errors[f"tangent of {n}"] = error, bound = difference(result, right), max(narrow * l1(right), bound)
         if not error <= bound:
             faults.append(f"the tangent of {n} is beyond its bound")
     empty = ~keep_mask(spec, environment(spec, q, k, params), (*q.shape[:3], k.shape[2])).any(-1)
-    if have["out"] is not None and have["out"].cpu()[empty].any():
+    if have["out"] is not None and have["out"][empty].any():
         faults.append("a row that sees nothing has a tangent")
     return errors, faults
 

@@ -61,11 +61,11 @@ def gradients(
 
     `rounded` rounds every intermediate, on the way and on the way back: an unfused computation in that type.
     """
-    leaves = {n: _leaf(x) for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
+    leaves = {n: _leaf(x, q.device) for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
     round_to: Step = (lambda x: x) if rounded is None else (lambda x: Rounded.apply(x, rounded))
     mine = {n: x for n, x in leaves.items() if n not in ("q", "k", "v")}
     out, lse, scaled, s, p = dense(spec, leaves["q"], leaves["k"], leaves["v"], {**params, **mine}, round_to)
-    d_out, d_lse = (x.to("cpu", torch.float64) for x in (d_out, d_lse))
+    d_out, d_lse = (x.to(q.device, torch.float64) for x in (d_out, d_lse))
     d_lse = torch.where(lse.isfinite(), d_lse, 0.0)
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
     finite = torch.where(lse.isfinite(), lse, 0.0)
@@ -110,13 +110,13 @@ def differences(
 
     def loss(name: str, by: float) -> float:
         moved = {"q": q, "k": k, "v": v, **params}
-        moved[name] = torch.as_tensor(moved[name]).to("cpu", torch.float64) + by * directions[name]
+        moved[name] = torch.as_tensor(moved[name], dtype=torch.float64, device=q.device) + by * directions[name]
         given = {n: x for n, x in moved.items() if n not in ("q", "k", "v")}
         out, lse = reference(spec, moved["q"], moved["k"], moved["v"], given)
-        total = (out * d_out.to("cpu", torch.float64)).sum()
+        total = (out * d_out.to(torch.float64)).sum()
         if not has_lse(spec):
             return float(total)
-        return float(total + torch.where(lse.isfinite(), lse, 0.0).mul(d_lse.to("cpu", torch.float64)).sum())
+        return float(total + torch.where(lse.isfinite(), lse, 0.0).mul(d_lse.to(torch.float64)).sum())
 
     return {name: (loss(name, step) - loss(name, -step)) / (2 * step) for name in directions}
 
@@ -130,16 +130,17 @@ def tangents(
     `rounded` rounds every intermediate and its tangent: an unfused computation in that type.
     """
     round_to: Step = (lambda x: x) if rounded is None else (lambda x: Rounded.apply(x, rounded))
-    primals = {n: _leaf(x).detach() for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
+    given = {"q": q, "k": k, "v": v, **learned(spec, params)}
+    primals = {n: _leaf(x, q.device).detach() for n, x in given.items()}
     with forward_ad.dual_level(), torch.no_grad():
-        duals = {n: forward_ad.make_dual(x, directions[n].to("cpu", torch.float64)) for n, x in primals.items()}
+        duals = {n: forward_ad.make_dual(x, directions[n].to(torch.float64)) for n, x in primals.items()}
         mine = {n: x for n, x in duals.items() if n not in ("q", "k", "v")}
         made = dense(spec, duals["q"], duals["k"], duals["v"], {**params, **mine}, round_to)
         (out, out_t), (lse, lse_t), (_, scaled_t), (_, s_t), (p, p_t) = (forward_ad.unpack_dual(x) for x in made)
     moves = p * torch.where(p == 0, 0.0, s_t) if has_lse(spec) else p_t
     flat = moves.abs() + p.abs() * scaled_t.abs()
     group = q.shape[1] // v.shape[1]
-    values = [x.abs().repeat_interleave(group, 1) for x in (primals["v"], directions["v"].to("cpu", torch.float64))]
+    values = [x.abs().repeat_interleave(group, 1) for x in (primals["v"], directions["v"].to(torch.float64))]
     summed = (flat @ values[0] + p.abs() @ values[1]).sum()
     if not has_lse(spec):
         return Gradients({"out": out_t}, {"out": float(summed)})
@@ -183,10 +184,9 @@ class Rounded(torch.autograd.Function):
         return tangent.to(ctx.dtype).to(torch.float64)
 
 
-def _leaf(x: Any) -> Tensor:
-    return torch.as_tensor(x, dtype=None if isinstance(x, Tensor) else torch.float64).detach().to(
-        "cpu", torch.float64, copy=True
-    ).requires_grad_()  # fmt: skip
+def _leaf(x: Any, device: torch.device) -> Tensor:
+    made = x.detach() if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
+    return made.to(device, torch.float64, copy=True).requires_grad_()
 
 
 def dense(
@@ -224,7 +224,7 @@ def _weights(spec: AttentionSpec, env: Env, s: Tensor, keep: Tensor) -> tuple[Te
         return torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0), s.new_empty(0)
     sink = sink_of(spec)
     extra = None if sink is None else evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
-    top = torch.full((*s.shape[:3], 1), -math.inf, dtype=torch.float64) if extra is None else extra.detach()
+    top = s.new_full((*s.shape[:3], 1), -math.inf) if extra is None else extra.detach()
     if s.shape[-1]:
         top = torch.maximum(top, torch.where(keep, s.detach(), -math.inf).amax(-1, keepdim=True))
     top = torch.where(top == -math.inf, 0.0, top)

@@ -1,7 +1,8 @@
 """The float64 reference: a spec evaluated densely, straight from its expressions.
 
 Every generated program is measured against it, so it shares nothing with the code printer: a small evaluator over torch
-int64, float64 and bool tensors, and the formulas of docs/language.md written out over the whole score matrix.
+int64, float64 and bool tensors, and the formulas of docs/language.md written out over the whole score matrix, on the
+device of the call.
 Memory is B * H * Q * K * 8 bytes a few times over: for tests and `check`, not for use.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,14 +29,16 @@ class Env:
     """What names mean: `values` by name (numbers, or tensors that broadcast), `tensors` with a dimension for each axis.
 
     `bits` gives, for each `bit` tensor, the number of bits on its last axis; its storage holds 32 of them in an i32.
+    What is evaluated lies on `device`.
     """
 
     values: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     bits: Mapping[str, int]
+    device: torch.device | str = "cpu"
 
     def having(self, **more: Any) -> Env:
-        return Env({**self.values, **more}, self.tensors, self.bits)
+        return replace(self, values={**self.values, **more})
 
 
 def evaluate(e: Expr, env: Env) -> Tensor:
@@ -60,16 +63,16 @@ def evaluate(e: Expr, env: Env) -> Tensor:
 
 def _node(e: Expr, args: list[Tensor], env: Env) -> Tensor:
     if isinstance(e, Const):
-        return torch.tensor(e.value, dtype=DTYPES[e.type])
+        return torch.tensor(e.value, dtype=DTYPES[e.type], device=env.device)
     if isinstance(e, Var):
-        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device="cpu")
+        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device=env.device)
     if isinstance(e, Read):
         return _read(e, args, env)
     return OPERATIONS[e.op](*args)
 
 
 def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
-    table = env.tensors[e.tensor].to("cpu")
+    table = env.tensors[e.tensor].to(env.device)
     extents = list(table.shape)
     if e.tensor in env.bits:
         extents[-1] = env.bits[e.tensor]
@@ -108,17 +111,20 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, Any]) -> Env:
+def environment(
+    spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, Any], device: torch.device | str | None = None
+) -> Env:
     """Names of one call, shaped to broadcast over [B, H, Q, K].
 
     `q` [B, H, Q, D], `k` [B, H_kv, K, D]; `params` by name, else the spec's defaults. A 0-d tensor serves as
-    scalar. Raises KeyError for a parameter without value or default.
+    scalar. On `device`, or where `q` lies. Raises KeyError for a parameter without value or default.
     """
-    (B, H, Q), (H_kv, K) = q.shape[:3], k.shape[1:3]
-    heads, row = torch.arange(H).view(H, 1, 1), torch.arange(Q).view(Q, 1)
+    (B, H, Q), (H_kv, K), device = q.shape[:3], k.shape[1:3], device or q.device
+    b, heads, row, keys = (torch.arange(n, device=device) for n in (B, H, Q, K))
+    heads, row = heads.view(H, 1, 1), row.view(Q, 1)
     values: dict[str, Any] = {
-        "b": torch.arange(B).view(B, 1, 1, 1), "h": heads, "h_kv": heads // (H // max(H_kv, 1) or 1), "row": row,
-        "k": torch.arange(K), "q": row + (K - Q) if spec.align == "end" else row,
+        "b": b.view(B, 1, 1, 1), "h": heads, "h_kv": heads // (H // max(H_kv, 1) or 1), "row": row, "k": keys,
+        "q": row + (K - Q) if spec.align == "end" else row,
         "b_len": B, "h_len": H, "q_len": Q, "k_len": K,
     }  # fmt: skip
     sizes = {"b": B, "h": H, "h_kv": H_kv, "row": Q, "k": K}
@@ -138,7 +144,7 @@ def environment(spec: AttentionSpec, q: Tensor, k: Tensor, params: Mapping[str, 
                 values[axis] = given.shape[i] * (WORD if packed else 1)
             if packed:
                 bits[p.name] = axis if isinstance(axis, int) else sizes.get(axis, given.shape[i] * WORD)
-    return Env(values, tensors, bits)
+    return Env(values, tensors, bits, device)
 
 
 def has_lse(spec: AttentionSpec) -> bool:
@@ -182,12 +188,12 @@ def sink_of(spec: AttentionSpec) -> Expr | None:
 def keep_mask(spec: AttentionSpec, env: Env, shape: tuple[int, ...]) -> Tensor:
     """The mask as a bool tensor of `shape` [B, H, Q, K]; true where the pair is kept."""
     mask = conjunction(spec.masks)
-    return torch.ones(shape, dtype=torch.bool) if mask is None else evaluate(mask, env).expand(shape)
+    return torch.ones(shape, dtype=torch.bool, device=env.device) if mask is None else evaluate(mask, env).expand(shape)
 
 
 def scores(spec: AttentionSpec, q: Tensor, k: Tensor, env: Env) -> Tensor:
     """Scaled and changed scores [B, H, Q, K] in float64, excluded pairs not yet excluded."""
-    q, k = q.to("cpu", torch.float64), k.to("cpu", torch.float64)
+    q, k = q.to(torch.float64), k.to(torch.float64)
     scale = q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)
     s = (q @ k.repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1).mT) * scale
     for score in spec.scores:
@@ -239,7 +245,7 @@ def normalised(spec: AttentionSpec, s: Tensor, env: Env) -> tuple[Tensor, Tensor
 
 @torch.no_grad()
 def reference(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64 on the CPU.
+    """Output [B, H, Q, D_v] and natural-log lse [B, H, Q], both float64, where `q` lies.
 
     `q` [B, H, Q, D], `k` [B, H_kv, K, D], `v` [B, H_kv, K, D_v], of any float type; consts are bound already, given in
     `params`, or have defaults. out = sum over kept pairs of weight * exp(s - lse) * v, lse = log(sum exp(s) +
@@ -299,7 +305,7 @@ def weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, env: Env, params: Mapp
 
 def weighted_values(p: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     """Sum over kept keys of p * v, [B, H, Q, D_v]; what is not kept adds nothing even where `v` is not finite."""
-    values = v.to("cpu", torch.float64).repeat_interleave(p.shape[1] // max(v.shape[1], 1), 1)
+    values = v.to(torch.float64).repeat_interleave(p.shape[1] // max(v.shape[1], 1), 1)
     if torch.isfinite(values).all():
         return p @ values
     each = p[..., None] * values[:, :, None]

@@ -18,6 +18,7 @@ from attncc.planner import Candidate
 from attncc.planner.hopper_backward import ADDED
 from attncc.runtime import arguments, autograd, check, winners
 from attncc.runtime.dropout import seed_of
+from attncc.runtime.poison import poisoned
 from attncc.runtime.precompile import Job, Workers
 from attncc.runtime.search import BUDGET, Found, Late, OutOfMemory, Unsteady, search
 from attncc.runtime.timing import Call, Events, Timer
@@ -241,7 +242,7 @@ class OnDevice:
             if known[candidate]:
                 return known[candidate]
             run = self._runs[candidate] = self._run(tuned)
-            with check.poisoned():
+            with poisoned():
                 results = [_tensors(run()) for _ in range(2)]
             loose = {0} if candidate.plan.sums in ADDED else set()  # dQ, added up in any order
             unlike = {i for i, (a, b) in enumerate(zip(*results, strict=True)) if not _same(a, b)}
