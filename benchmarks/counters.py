@@ -1,4 +1,4 @@
-"""DRAM bytes of kernels by the GPU's counters: a script run under Nsight Compute, and what that prints read again."""
+"""Kernels by the GPU's counters: a script run under Nsight Compute, and what that prints read again."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+BYTES = {"dram__bytes_read.sum": "read", "dram__bytes_write.sum": "written"}  # metrics, and their names here
 MARK = "spin_kernel"  # of torch.cuda._sleep, which stands before each case
 GRACE = 12.0  # seconds for what was begun
 
 
-def counted(script: str, wanted: list[int], seconds: float) -> dict[int, list[dict[str, Any]]]:
-    """Kernels of each case with the bytes they read and wrote, in the order in which they ran: `script` runs them with
-    `--count [[case, ...], time]`, begins none after that time, and what it has begun has time to end."""
+def counted(
+    script: str, wanted: list[int], seconds: float, metrics: Mapping[str, str] = BYTES, options: Sequence[str] = ()
+) -> dict[int, list[dict[str, Any]]]:
+    """Kernels of each case with the metrics by their names here, in the order in which they ran: `script` runs them
+    with its `options` and `--count [[case, ...], time]`, begins none after that time, and what it has begun has time to
+    end."""
     command = [
         "ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--csv", "--page",
-        "raw", "--print-units", "base", "--metrics", ",".join(COUNTERS), sys.executable, script, "--count",
+        "raw", "--print-units", "base", "--metrics", ",".join(metrics), sys.executable, script, *options, "--count",
         json.dumps([wanted, time.time() + seconds]),
     ]  # fmt: skip
     with subprocess.Popen(
@@ -32,14 +36,14 @@ def counted(script: str, wanted: list[int], seconds: float) -> dict[int, list[di
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the script under ncu too
             out, err = process.communicate()
-    found = read_counters(out, wanted)
+    found = read_counters(out, wanted, metrics)
     if len(found) < len(wanted):
         print(f"counted {len(found)} of {len(wanted)} cases; ncu ended with {process.returncode}", flush=True)
         print(out[-600:], err[-600:], sep="\n", flush=True)
     return found
 
 
-def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]]]:
+def read_counters(text: str, wanted: list[int], metrics: Mapping[str, str] = BYTES) -> dict[int, list[dict[str, Any]]]:
     """Kernels by case from what ncu printed: a table of its own among the lines of the program, units in its first row,
     a kernel called MARK before each case."""
     found: dict[int, list[dict[str, Any]]] = {}
@@ -50,6 +54,11 @@ def read_counters(text: str, wanted: list[int]) -> dict[int, list[dict[str, Any]
         if MARK in line["Kernel Name"]:
             at += 1
             continue
-        read, written = (int(float(line[c].replace(",", ""))) for c in COUNTERS)
-        found.setdefault(wanted[at], []).append({"kernel": line["Kernel Name"], "read": read, "written": written})
+        values = {name: number(line[metric]) for metric, name in metrics.items()}
+        found.setdefault(wanted[at], []).append({"kernel": line["Kernel Name"], **values})
     return found
+
+
+def number(text: str) -> float:
+    value = float(text.replace(",", ""))
+    return int(value) if value.is_integer() else value
