@@ -37,7 +37,8 @@ class CpuTangentView:
     program: list[str]
     row: list[str]
     ranges: list[str]
-    mean: str  # what a sink gives
+    sink: str  # the sink and its tangent, where it has one
+    sink_t: str
     tile_class: list[str]
     pair: list[str]
     mask: list[str]
@@ -67,7 +68,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     low.printer.names = {**low.printer.names, MOVED_S.name: "s_t"}
     scale = low.scale()
     scale_t = _scale(low, spec)
-    mean = _sink(low, spec)
+    sink, sink_t = _sink(low, spec)
     pair = [line for e in spec.scores for line in _score(low, e, tangent(e, spec))]
     stages = _stages(low, spec, pair)
     weight = _weight(low, spec, pair)
@@ -83,8 +84,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         given=call_of(spec, called), ragged=spec.ragged, programs=ranges.programs, align=spec.align,
         position=check.position,
         uses=uses(spec), scale=scale, scale_t=scale_t, is_masked=ranges.is_masked, call=free_axes(spec, called),
-        summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, mean=mean,
-        tile_class=ranges.tile_class, pair=pair, mask=mask, stages=stages, weight=weight, check=check,
+        summaries=ranges.summaries, program=low.program, row=low.row, ranges=ranges.lines, sink=sink,
+        sink_t=sink_t, tile_class=ranges.tile_class, pair=pair, mask=mask, stages=stages, weight=weight, check=check,
         tile_q=plan.tile_q, tile_k=plan.tile_k, head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
     )  # fmt: skip
 
@@ -94,13 +95,13 @@ def _scale(low: CpuLowering, spec: AttentionSpec) -> str:
     return "" if moves == ZERO else low.text(moves, low.row)
 
 
-def _sink(low: CpuLowering, spec: AttentionSpec) -> str:
-    """What the sink adds to the mean of a row: its own weight times its tangent."""
+def _sink(low: CpuLowering, spec: AttentionSpec) -> tuple[str, str]:
+    """The sink and its tangent; empty where it has none."""
     sink = low.normaliser.sink
     moves = ZERO if sink is None else tangent(sink, spec)
     if sink is None or moves == ZERO:
-        return ""
-    return f"torch.exp({low.number(sink, low.row)} - top) * {low.number(moves, low.row)}"
+        return "", ""
+    return low.number(sink, low.row), low.number(moves, low.row)
 
 
 def _stages(low: CpuLowering, spec: AttentionSpec, pair: list[str]) -> list[str]:

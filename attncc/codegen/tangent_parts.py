@@ -1,7 +1,9 @@
 """What both backends' tangent files have in common: the dual spec's names, the call, and the check against differences.
 
-With p = exp(score - lse): the mean of a row is its sum of p score_t, the tangent of its lse (a sink E adds
-exp(E - lse) E_t); out_t = sum p (weight score_t + weight_t) v + sum p weight v_t - mean out. `x_t` is the tangent of x.
+With p = exp(score - lse): the mean of a row is its sum of p score_t, the tangent of its lse; out_t =
+sum p (weight score_t + weight_t) v + sum p weight v_t - mean out. `x_t` is the tangent of x. A sink E moves the lse by
+exp(E - lse) E_t more. It is taken from every score_t, which leaves out_t with the mean of what scores move by alone:
+where the sink holds almost all, it is far more than they do, and would come times the rounding of out.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ import torch
 
 from attncc.analysis.tangent import unbuilt
 from attncc.frontend import parse
+from attncc.ir import Shape
+from attncc.runtime import check
+from attncc.runtime.check_tangents import tangent_errors
+from attncc.runtime.draw import Draw
 from tests.backward import cases
 from tests.backward.interpreted import Case
 from tests.tangent.tangents import faults, module_of
@@ -33,6 +37,17 @@ MORE = [
     Case("undivided", "attention x(a: f32[h] grad) { softmax none score a[h] * exp2(s) mask k <= q and k < 33 }",
          cases.draw(a=(cases.H,)), poisoned=20),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_sink_that_holds_almost_all(seed):
+    """It moves the lse by far more than the scores do, and out is rounded to 16 bits."""
+    spec = parse("attention x(g: float grad, n: int) { softmax sink(g * n) }").spec
+    draw, shape = Draw(spec, seed, {"g": 0.625, "n": 27}), Shape(2, 4, 2, 33, 47, 32, 16)
+    run = check.compiled(spec, "interpreter" if INTERPRETED else "cpu")
+    _, found = tangent_errors(spec, run, draw.inputs(shape, "f16", "contiguous"), draw.params(shape), seed)
+    assert found == []
+
 
 if INTERPRETED:
 
