@@ -18,6 +18,7 @@ BUILT: dict[str, Callable[..., int]] = {  # algorithms of the forward pass: its 
     "fa2": shared_memory.fa2_forward, "fa3": hopper.shared_bytes,
 }  # fmt: skip
 MIN_TILE = 16  # the least side of a matrix product in Triton
+TMA_ROWS = 32  # whose lse are 128 bytes, to multiples of which TMA writes
 MAX_STAGES = 8
 NO_BOOLS_AHEAD = (
     3,
@@ -144,7 +145,12 @@ def _resources(plan: KernelPlan, target: Target) -> list[Violation]:
 
 
 def _compiler_faults(plan: KernelPlan, target: Target) -> Iterator[Violation]:
-    """What fails an assertion of Triton's, although it would fit."""
+    """What fails an assertion of Triton's, although it would fit, or as soon as it runs."""
+    for which, own in plan.passes.items():
+        if which != "dq" and own.loads == "descriptor" and own.stages > 2 and own.tile_q < TMA_ROWS:
+            # what streams by has a buffer less than stages; Triton up to 3.8 puts those of the lse side by side
+            what = f"the lse of {own.tile_q} rows by TMA have one buffer, since a second would begin at no 128 bytes"
+            yield Violation("stages", own.stages, 2, f"stages is {own.stages}: {what}")
     if plan.direction != "forward" or plan.stages == 1:
         return
     unit, threads = shared_memory.matrix_unit(plan, target), plan.warps * target.warp_size

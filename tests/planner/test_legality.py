@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from attncc.ir import KernelPlan
-from attncc.planner import shared_memory, violations
+from attncc.frontend import parse
+from attncc.ir import KernelPlan, Shape
+from attncc.planner import backward_candidates, choose_backward, shared_memory, violations
 from attncc.targets import target
 
 GOOD = KernelPlan("sm_90", "fa2", "q_outer", 128, 64, 2, 8, 128, 128, "bf16")
@@ -90,3 +91,18 @@ def test_values_by_tma_that_masks_of_keys_replace_take_fewer_keys_than_threads()
     for other in ({"tile_k": 64}, {"warps": 8}, {"stages": 1}, {"loads": "pointer"}, {"key_mask": False}):
         assert violations(replace(plan, **other), target("sm_90")) == ()
     assert violations(replace(plan, tile_q=64), target("sm_90")) == ()  # wgmma
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_the_lse_of_few_rows_have_one_buffer(head_dim):
+    """Triton put a second at 64 bytes, where TMA cannot write."""
+    spec, goal = parse("attention causal { mask k <= q }").spec, target("sm_90")
+    shape = Shape(head_dim=head_dim, head_dim_v=head_dim)
+    chosen = choose_backward(spec, shape, goal, algorithm="fa2")
+    few = replace(chosen, dkdv=replace(chosen.dkdv, tile_q=16, stages=3))
+    (found,) = violations(few, goal)
+    assert (found.limit, found.value, found.allowed) == ("stages", 3, 2) and "the lse of 16 rows" in found.sentence
+    for change in ({"stages": 2}, {"tile_q": 32}, {"loads": "pointer"}):
+        assert violations(replace(few, dkdv=replace(few.dkdv, **change)), goal) == ()
+    kept = [p.passes["dkdv"] for p in (c.plan for c in backward_candidates(spec, shape, goal)) if p.algorithm == "fa2"]
+    assert kept and not any(own.tile_q == 16 and own.stages > 2 for own in kept)
