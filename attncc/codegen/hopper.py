@@ -13,14 +13,13 @@ from attncc.codegen.loops import VisitsView, Walk, visits_view
 from attncc.codegen.lower import Lowering, conjoin, level
 from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, Segment, Visits, conjuncts, names, tile_names
-from attncc.planner.hopper import GROUP_THREADS, REGISTERS_SM, blocks, register_cap
+from attncc.planner.hopper import CACHED_BYTES, GROUP_THREADS, REGISTERS_SM, blocks, register_cap
 from attncc.planner.shared_memory import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from attncc.codegen.triton import KernelView
 
 NARROW = 64  # columns of a head for whose short products the place of waits matters
-CACHED_BYTES = 32 * 2**20  # of an L2 of 50 MB
 NEAR = 2048  # positions that a local mask's tiles reach at a time, about
 TOGETHER = 32  # heads of more than NARROW columns whose tiles run side by side, at most: short ones take turns
 LEAST, WIDEST = "2.0**-40", 100.0  # within float32's, and bf16's, 2**±126

@@ -21,7 +21,7 @@ from attncc.codegen.backward_pairs import SHARE, VALUES, end_lines, row_lines, s
 from attncc.codegen.backward_sites import named, sites
 from attncc.codegen.cpu_lower import prepared
 from attncc.codegen.environment import rendered
-from attncc.codegen.hopper import CACHED_BYTES, NEAR, tail, unpacked
+from attncc.codegen.hopper import NEAR, tail, unpacked
 from attncc.codegen.hopper_arguments import converting, given, over_keys, over_rows, row_statistics, with_turns
 from attncc.codegen.hopper_walk import Walk, walk
 from attncc.codegen.layout import provenance
@@ -34,6 +34,7 @@ from attncc.codegen.signature import CONSUMER_ROWS, Argument
 from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
+from attncc.planner.hopper import CACHED_BYTES
 from attncc.planner.hopper_backward import ADDED, keys_plan, wide, widths
 from attncc.targets import target
 

@@ -24,6 +24,7 @@ WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp g
 POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one", "sigmoid", "relu", "none", "custom")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
+CACHED_BYTES = 32 * 2**20  # of K and V whose heads run side by side, in an L2 of 50 MB
 REGISTERS_SM, GROUP_THREADS, LOADER = 65536, 128, 24  # the last of a thread that loads, at least
 
 

@@ -16,6 +16,7 @@ from attncc.planner import timing, traffic
 from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
+from attncc.planner.hopper import CACHED_BYTES
 from attncc.planner.hopper_backward import ADDED
 from attncc.planner.legality import BUILT
 from attncc.planner.shared_memory import (
@@ -36,7 +37,6 @@ KERNELS = {  # of the backward pass, by name and whether dV is made apart
     ("dq", True): traffic.d_q, ("dkdv", False): traffic.d_kv, ("dkdv", True): traffic.d_k, ("dv", True): traffic.d_v,
     ("dqkv", False): traffic.d_qkv,
 }  # fmt: skip
-HEADS_CACHED = 32 * 2**20  # bytes of K and V whose heads the warp-specialised kernel lets run side by side
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     side = target.units * (resident_blocks(plan, target) if target.is_gpu else 1)
     if plan.algorithm == "fa1":  # one program a head
         side = min(side, shape.batch * shape.heads)
-    cached = max(1, HEADS_CACHED // (row * shape.k_len))
+    cached = max(1, CACHED_BYTES // (row * shape.k_len))
     together = min(kv_heads, cached if plan.algorithm == "fa3" else plan.together)
     return Sizes(
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
@@ -101,7 +101,7 @@ def costs(
     kernels = forward_kernels(plan, sizes)
     if not target.is_gpu or tiles is None:
         rate = efficiency(plan, target, spread) if target.is_gpu else 1.0
-        taken = sum(_ranked(k, plan, shape, target, rate) for k in kernels)
+        taken = sum(_ranked(k, plan, sizes, target, rate) for k in kernels)
     else:
         taken = sum(
             timing.forward_ms(kernel_times(k, plan, target), k, sizes, plan, target, spread, special) for k in kernels
@@ -113,7 +113,8 @@ def costs(
 def ranking_ms(plan: KernelPlan, shape: Shape, target: Target, rate: float) -> float:
     """The time by `costs` of all tiles, and nothing else, since some hundred plans are ranked by it; `rate` is what
     planner.efficiency says of the plan."""
-    return sum(_ranked(k, plan, shape, target, rate) for k in forward_kernels(plan, sizes_of(plan, shape, target)))
+    sizes = sizes_of(plan, shape, target)
+    return sum(_ranked(k, plan, sizes, target, rate) for k in forward_kernels(plan, sizes))
 
 
 def forward_kernels(plan: KernelPlan, sizes: Sizes) -> tuple[Kernel, ...]:
@@ -199,17 +200,15 @@ def product_tflops(plan: KernelPlan, target: Target) -> float:
     return target.fp32_tflops if plan.products == "ieee" else target.reachable_tflops / 2  # tf32 runs at half of bf16
 
 
-def _ranked(kernel: Kernel, plan: KernelPlan, shape: Shape, target: Target, rate: float) -> float:
+def _ranked(kernel: Kernel, plan: KernelPlan, sizes: Sizes, target: Target, rate: float) -> float:
     """What ranks plans where nothing is known but how the mask spreads its tiles: products and exponentials at the rate
     that such tiles allow, no faster than the memory and the L2 deliver."""
     times = kernel_times(kernel, plan, target)
     if not target.is_gpu:
         return max(times.values())
     busy = max(times["tensor"], times["exp"]) / rate
-    tiles = 1 if plan.algorithm == "fa1" else -(-shape.q_len // plan.tile_q)
-    programs = shape.batch * shape.heads * tiles
     cached = float(kernel.streamed) / (target.units * target.clock_ghz * timing.CACHE_BYTES_CLOCK * 1e6)
-    return max(times["memory"], cached, busy * max(1.0, target.units / programs))
+    return max(times["memory"], cached, busy * max(1.0, target.units / timing.programs(plan, sizes)))
 
 
 def symbols(plan: KernelPlan) -> Sizes:
