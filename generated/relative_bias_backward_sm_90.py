@@ -412,6 +412,11 @@ def descriptor(x, *tile):
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, *tile])
 
 
+def side_by_side(rows, tiles):
+    """Heads of K whose tiles run side by side: so many that L2 holds what they walk over, or have 256 tiles."""
+    return max(1, min(8, max(16384 // max(1, rows), 256 // tiles)))
+
+
 def backward(q, k, v, out, lse, d_out, d_lse=None, *, bucket_of, table):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128], out and d_out [B, H, Q, 128] in bf16,
     lse and d_lse [B, H, Q] in float32; any strides, d_lse may be None.
@@ -446,7 +451,7 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, bucket_of, table):
         q_len, h_len,
         TILE_Q=128, num_warps=8, num_stages=1,
     )
-    together = 8 * group  # heads whose tiles run side by side
+    together = side_by_side(k_len, group * row_tiles) * group
     # more than one where tables for all tiles of rows would take more than 8 bytes a row
     for slots_before in range(0, row_tiles, slots):
         kernel = relative_bias_backward_dq if aligned else relative_bias_backward_dq_any_stride
@@ -464,7 +469,7 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, bucket_of, table):
             TILE_Q=64, TILE_K=64, num_warps=4, num_stages=2,
         )
     if k_len:
-        together = 8
+        together = side_by_side(q_len, triton.cdiv(k_len, 64))
         kernel = relative_bias_backward_dkdv if aligned else relative_bias_backward_dkdv_any_stride
         kernel[(b_len * h_kv_len * triton.cdiv(k_len, 64),)](
             q, k, v, d_out, lse_2, delta, descriptor(q, 64, 128) if by_tma else None,

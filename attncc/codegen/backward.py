@@ -37,6 +37,7 @@ from attncc.codegen.sparse import sparse_view
 from attncc.codegen.tables import tables_of
 from attncc.codegen.triton import call_arguments, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, PassPlan, Visits, conjuncts, names
+from attncc.planner.backward import PROGRAMS, walked
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3", "f32": "1e-4", "tf32": "1e-2"}  # of the file's check of itself
 STATISTICS = 128  # rows of a tile of the kernel before the others: a multiple of every tile
@@ -143,6 +144,8 @@ class BackwardView:
     tallies: frozenset[str]
     tma: bool  # of any kernel
     together: int
+    walked: int  # rows or keys that L2 holds, of heads whose programs run side by side
+    programs: int  # that fill the GPU
     check: DenseCheck
     check_helpers: list[str]
     check_inputs: str
@@ -200,8 +203,8 @@ def backward_view(
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype],
         helpers=frozenset(h for p in passes for h in p.helpers),
         tallies=_tallies(make.sites, passes),
-        tma=any(p.tma for p in passes), together=plan.together, head_dim=plan.head_dim,
-        head_dim_v=plan.head_dim_v,
+        tma=any(p.tma for p in passes), together=plan.together, walked=walked(plan),
+        programs=PROGRAMS, head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
     )  # fmt: skip
 
 

@@ -58,6 +58,8 @@ BY_DESCRIPTOR = {
 }  # fmt: skip
 APART = ("dq", "dv", "dkdv")  # with dV by itself, the last makes dK alone
 TOGETHER = 128  # columns of a head up to which registers have room for dK and dV of a tile
+WALKED = 8 * 2**20  # bytes that programs side by side walk over: a sixth of a Hopper's L2, of which some is used twice
+PROGRAMS = 256  # that fill a GPU: the longest of them first, they end together
 PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
 
 
@@ -85,6 +87,23 @@ def choose_backward(
     sizes = f"head_dim {shape.head_dim}, head_dim_v {shape.head_dim_v}, {shape.dtype}"
     why = "; ".join(dict.fromkeys(reasons)) or f"head sizes up to {MAX_HEAD_DIM} are planned"
     raise PlanError(f"no plan of the backward pass of {spec.name} fits {target.name} ({sizes}): {why}")
+
+
+def walked(plan: KernelPlan) -> int:
+    """Rows or keys of heads side by side that stay in the L2 while programs walk over them."""
+    return WALKED // ((plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES[plan.dtype])
+
+
+def side_by_side(plan: KernelPlan, which: str, shape: Shape) -> int:
+    """Heads of K whose programs of a kernel run side by side: as launchers have it (triton/seq_fixed.jinja)."""
+    if plan.layout == "ragged":
+        return plan.together
+    own = plan.passes[which]
+    if which == "dq":
+        length, programs = shape.k_len, shape.heads // shape.kv_heads * -(-shape.q_len // own.tile_q)
+    else:
+        length, programs = shape.q_len, -(-shape.k_len // own.tile_k)
+    return max(1, min(plan.together, max(walked(plan) // max(1, length), PROGRAMS // max(1, programs))))
 
 
 def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, reasons: list[str]) -> KernelPlan | None:

@@ -12,8 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 from attncc.ir import KernelPlan, Shape
+from attncc.passes import FORWARD
 from attncc.planner import timing, traffic
 from attncc.planner.amounts import SINGLE, named_parts, terms_of
+from attncc.planner.backward import side_by_side
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.efficiency import efficiency, resident_blocks
 from attncc.planner.hopper import CACHED_BYTES
@@ -77,15 +79,20 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     """The numbers that the formulas speak of, for a plan that visits `tiles` tiles (None: all of them)."""
     kv_heads = shape.batch * shape.kv_heads
     row = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES[plan.dtype]
-    side = target.units * (resident_blocks(plan, target) if target.is_gpu else 1)
+    blocks = resident_blocks(plan, target) if target.is_gpu else 1
+    side = target.units * blocks
     if plan.algorithm == "fa1":  # one program a head
         side = min(side, shape.batch * shape.heads)
-    cached = max(1, CACHED_BYTES // (row * shape.k_len))
-    together = min(kv_heads, cached if plan.algorithm == "fa3" else plan.together)
+    together = plan.together
+    if plan.algorithm == "fa3":  # head by head where all tiles of rows take as long
+        even = tiles is None or tiles >= all_tiles(plan, shape)
+        together = 1 if even and plan.direction == FORWARD else max(1, CACHED_BYTES // (row * shape.k_len))
+    together = min(kv_heads, together)
     return Sizes(
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
         plan.tile_q, plan.tile_k, all_tiles(plan, shape) if tiles is None else tiles, ELEMENT_BYTES[plan.dtype],
         plan.pair_bytes + (Fraction(plan.pair_bits, 8) if plan.pair_bits else 0), max(side, together), together,
+        side if blocks > 1 else 0,
     )  # fmt: skip
 
 
@@ -148,8 +155,9 @@ def backward_kernels(
         if plan.sums in ADDED and name == "dq":
             continue  # the kernel over keys makes it too
         mine = replace(
-            plan, tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
-            max_registers=own.max_registers or target.registers_thread, shared_bytes=fa2_pass(plan, name, target),
+            plan, together=side_by_side(plan, name, shape), tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages,
+            warps=own.warps, max_registers=own.max_registers or target.registers_thread,
+            shared_bytes=fa2_pass(plan, name, target),
         )  # fmt: skip
         sizes = sizes_of(mine, shape, target, None if tiles is None else tiles[name])
         called = "dqkv" if plan.sums in ADDED else name
@@ -274,11 +282,10 @@ def _behind_cache(kernel: Kernel, own: Kernel, target: Target) -> Any:
     """The bytes behind the L2 in symbols: of each stream the case that holds for the numbers of `own`."""
     found = kernel.once
     for stream, number in zip(kernel.streams, own.streams, strict=True):
-        taken = number.from_memory(target.l2_bytes)
-        if taken == number.distinct:
-            found += stream.distinct
+        if number.loaded >= number.distinct:
+            found += stream.distinct + number.lost(target.l2_bytes) * stream.again
         else:
-            found += stream.loaded if taken == number.loaded else stream.distinct + stream.again
+            found += stream.loaded
     return found
 
 

@@ -9,12 +9,15 @@ what a memory without a cache sees: that is `streamed` here. The order of fa2's 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 STATISTIC = 4  # bytes of a row's lse, maximum, sum or delta: float32
 SCORE = 4  # of a pair that standard attention writes
 SUM = 4  # of an output that is still being summed up
-HELD = 0.65  # of the L2 that one kernel's streams can count on, the rest passing through: see results/io.json
+# Of the L2: what is alive in no more than the first part stays, of more than the second nothing is found again. The L2
+# has two halves, each for the SMs beside it: what one program reads alone may take twice as much. See results/io.json.
+HELD, LOST = Fraction(1, 3), Fraction(3, 5)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Sizes:
     operand: Any  # bytes of tensor parameters for each pair
     side: Any = 1  # programs that run side by side
     together: Any = 1  # heads of K and V that they belong to
+    staggered: Any = 0  # of them, those that do not begin together: where others of them share an SM
 
     @property
     def rows(self) -> Any:
@@ -48,6 +52,11 @@ class Sizes:
     def pairs(self) -> Any:
         """Of visited tiles, masked ones inside them included."""
         return self.tiles * self.tile_q * self.tile_k
+
+    @property
+    def visited(self) -> Any:
+        """The part of all pairs that is."""
+        return self.pairs / (self.rows * self.k_len)
 
     @property
     def columns(self) -> Any:
@@ -71,14 +80,15 @@ class Stream:
     alive: Any
     readers: Any
 
-    def held(self, l2_bytes: int) -> bool:
-        return bool(self.alive <= HELD * l2_bytes)
+    def lost(self, l2_bytes: int) -> Fraction:
+        """Which part of what is loaded again an L2 of this size does not have any more, in hundredths."""
+        part = float(min(self.alive, self.distinct)) / l2_bytes / (2 if self.readers == 1 else 1)
+        return Fraction(round(100 * min(1.0, max(0.0, (part - HELD) / (LOST - HELD)))), 100)
 
     def from_memory(self, l2_bytes: int) -> Any:
-        """What an L2 of this size leaves to the memory: each byte once, and where it does not hold what is alive, each
-        further load once for all programs that walk in step."""
-        once = min(self.distinct, self.loaded)
-        return once if self.held(l2_bytes) else once + max(0, self.again)
+        """What an L2 of this size leaves to the memory: each byte once, and of further loads what it has lost, once for
+        all programs that walk in step."""
+        return min(self.distinct, self.loaded) + self.lost(l2_bytes) * max(0, self.again)
 
     @property
     def again(self) -> Any:
@@ -110,17 +120,22 @@ class Kernel:
         return self.once + sum(s.from_memory(l2_bytes) for s in self.streams)
 
 
+def _keys(s: Sizes, row: Any, what: str) -> Stream:
+    """Rows of K or V or both, walked over by each tile of rows. Those of the next heads are alive too while programs of
+    both run side by side, as far as those that are left walk."""
+    next_heads = s.staggered * s.tile_q * s.kv_heads / (s.heads * s.q_len)
+    heads = s.together + next_heads * s.visited
+    return Stream(what, s.tiles * s.tile_k * row, s.keys * row, heads * s.k_len * row, s.side / s.together)
+
+
 def _keys_and_values(s: Sizes) -> Stream:
-    """K and V, walked over by each tile of rows."""
-    row = s.columns * s.element
-    return Stream("K and V", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
+    return _keys(s, s.columns * s.element, "K and V")
 
 
 def _rows_and_gradients(s: Sizes, row: Any) -> Stream:
     """Q, d_out and what belongs to rows, walked over by each tile of keys."""
-    return Stream(
-        "Q and d_out", s.tiles * s.tile_q * row, s.rows * row, s.together * s.q_len * row, s.side / s.together
-    )
+    heads = s.together + s.staggered * s.tile_k / s.k_len * s.visited
+    return Stream("Q and d_out", s.tiles * s.tile_q * row, s.rows * row, heads * s.q_len * row, s.side / s.together)
 
 
 def fused(s: Sizes, two_pass: bool = False) -> Kernel:
@@ -137,8 +152,8 @@ def fused(s: Sizes, two_pass: bool = False) -> Kernel:
 def standard_scores(s: Sizes) -> Kernel:
     """Standard attention's first kernel: scores of visited tiles, to the memory in float32."""
     row = s.head_dim * s.element
-    keys = Stream("K", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
-    return Kernel("scores", s.rows * row + s.pairs * (SCORE + s.operand), (keys,), 2 * s.pairs * s.head_dim, 0)
+    once = s.rows * row + s.pairs * (SCORE + s.operand)
+    return Kernel("scores", once, (_keys(s, row, "K"),), 2 * s.pairs * s.head_dim, 0)
 
 
 def standard_weights(s: Sizes, reads: int = 2) -> Kernel:
@@ -150,8 +165,7 @@ def standard_weights(s: Sizes, reads: int = 2) -> Kernel:
 def standard_output(s: Sizes) -> Kernel:
     """The third: weights times values."""
     row = s.head_dim_v * s.element
-    values = Stream("V", s.tiles * s.tile_k * row, s.keys * row, s.together * s.k_len * row, s.side / s.together)
-    return Kernel("output", s.rows * row + s.pairs * s.element, (values,), 2 * s.pairs * s.head_dim_v, 0)
+    return Kernel("output", s.rows * row + s.pairs * s.element, (_keys(s, row, "V"),), 2 * s.pairs * s.head_dim_v, 0)
 
 
 def fa1(s: Sizes) -> Kernel:

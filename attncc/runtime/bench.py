@@ -19,7 +19,7 @@ from attncc.ir import Shape, conjunction, tensors
 from attncc.runtime.attention import Attention
 from attncc.runtime.draw import DTYPES, ELEMENTS, Draw
 from attncc.runtime.gradients import Rounded, dense
-from attncc.runtime.peers import Call, Refused, Run, peer
+from attncc.runtime.peers import Call, Refused, Run, kept_graphs, peer
 from attncc.runtime.reference import environment
 
 OURS = "attncc"
@@ -114,7 +114,11 @@ class Meeting:
     hear: Hear
     rounds: int
 
-    def rows(self, ran: Mapping[str, Run | Refused]) -> Iterator[Row]:
+    def rows(self, ran: Mapping[str, Run | Refused]) -> list[Row]:
+        with kept_graphs():
+            return list(self._rows(ran))
+
+    def _rows(self, ran: Mapping[str, Run | Refused]) -> Iterator[Row]:
         found, ready = {}, {}
         for name, run in ran.items():
             self.hear(f"{self.call.shape.q_len}: {name}, {self.direction}, first call")

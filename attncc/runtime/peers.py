@@ -5,7 +5,8 @@ attention, and the spec's own kernels with another algorithm pinned. What one ca
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,24 +163,19 @@ def _flex(call: Call) -> Run:
             blocks = make(mask, *size, shape.q_len, shape.k_len, device=call.q.device)
     options = {"score_mod": score if written.spec.scores else None, "block_mask": blocks, "scale": written.scale,
                "enable_gqa": group > 1}  # fmt: skip
-    return _kept(lambda q, k, v: compiled(q, k, v, **options))
+    return lambda q, k, v: compiled(q, k, v, **options)
 
 
-def _kept(run: Run) -> Run:
-    """A compiled function whose graph can be walked back again and again: its buffers are not given away."""
+@contextmanager
+def kept_graphs() -> Iterator[None]:
+    """Where the graph of a compiled function can be walked back again and again: its buffers are not given away.
+
+    That is read when the function is compiled and when it is walked back, each time by the thread that does it, which
+    for tensors on a GPU is another one unless there are none."""
     from torch._functorch import config
 
-    compiled = set()  # with gradients, without them: the setting is read then, and takes time that would be measured
-
-    def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if q.requires_grad in compiled:
-            return run(q, k, v)
-        with config.patch(donated_buffer=False):
-            out = run(q, k, v)
-        compiled.add(q.requires_grad)
-        return out
-
-    return kept
+    with config.patch(donated_buffer=False), torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 def _beyond(call: Call) -> str:

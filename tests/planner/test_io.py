@@ -1,15 +1,23 @@
+import ast
 import random
 from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
 
 import pytest
 
 from attncc import frontend
+from attncc.analysis import kernel_visits
+from attncc.codegen.backward import render_backward
 from attncc.errors import PlanError
 from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import backward_costs, backward_forms, choose, choose_backward, closed_forms, costs, sizes_of
+from attncc.planner.backward import side_by_side
 from attncc.planner.efficiency import MEASURED, efficiency, measured_rate
-from attncc.planner.io import all_tiles
+from attncc.planner.io import all_tiles, backward_kernels
 from attncc.planner.legality import BUILT
+from attncc.planner.traffic import Stream
 from attncc.targets import TARGETS, target
 
 PLAN = KernelPlan("sm_90", "fa2", "q_outer", 128, 64, 2, 8, 128, 128, "bf16", shared_bytes=98304)
@@ -137,7 +145,7 @@ LONG = Shape(heads=16, kv_heads=16, q_len=32768, k_len=32768)
 
 def test_what_the_l2_does_not_hold_comes_once_for_each_round_of_programs():
     small, large = (
-        costs(replace(PLAN, max_registers=128), replace(LONG, q_len=n, k_len=n), SM_90) for n in (4096, 32768)
+        costs(replace(PLAN, max_registers=128), replace(LONG, q_len=n, k_len=n), SM_90) for n in (2048, 32768)
     )
     assert small.held and not large.held
     once = 16 * 32768 * (2 * 128 * 2 + 4)
@@ -183,6 +191,42 @@ def test_the_warp_specialised_backward_pass_makes_fewer_products(d, deterministi
     assert whole.flops - kernels["delta"].flops == products * 2 * 2 * 8 * 1024 * 2048 * d
 
 
+def test_what_the_l2_loses_grows_from_a_third_of_it_on():
+    mib, l2 = 2**20, 48 * 2**20
+
+    def lost(alive: float, distinct: int = 2**30, readers: int = 8) -> Fraction:
+        return Stream("K", 2**40, distinct, alive * mib, readers).lost(l2)
+
+    assert [lost(n) for n in (16, 20, 25, 28.8, 99)] == [0, Fraction(31, 100), Fraction(70, 100), 1, 1]
+    assert [lost(n, readers=1) for n in (32, 40, 57.6)] == [0, Fraction(31, 100), 1]  # in one half of the L2
+    assert lost(99, distinct=8 * mib) == 0  # there is no more than that
+    stream = Stream("K", 2**34, 2**30, 20 * mib, 8)
+    assert stream.from_memory(l2) == pytest.approx(2**30 + 0.31 * (2**34 - 2**30) / 8)
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(64, "bf16"), (128, "bf16"), (256, "bf16"), (128, "f32")])
+def test_heads_of_the_backward_pass_run_side_by_side_as_far_as_the_l2_holds_them(d, dtype):
+    """In the model as in the launcher."""
+    base, spec = Shape(head_dim=d, head_dim_v=d, dtype=dtype), AttentionSpec("full")
+    plan = choose_backward(spec, base, SM_90, algorithm="fa2")
+    text = render_backward(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan)
+    (own,) = (x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == "side_by_side")
+    made: dict[str, Any] = {}
+    exec(ast.unparse(own), made)
+    for n, group in product((1, 500, 4096, 16384, 32768, 10**6), (1, 4)):
+        shape = replace(base, heads=16, kv_heads=16 // group, q_len=n, k_len=n)
+        rows, keys = (-(-n // x) for x in (plan.tile_q, plan.dkdv.tile_k))
+        found = {name: side_by_side(plan, name, shape) for name in ("dq", "dkdv")}
+        assert found == {"dq": made["side_by_side"](n, group * rows), "dkdv": made["side_by_side"](n, keys)}
+        sizes = {k.name: s.together for k, s in backward_kernels(plan, shape, SM_90)}
+        assert found == {name: sizes[name] for name in found} or max(found.values()) > 16 // group
+    row = 2 * d * (4 if dtype == "f32" else 2)
+    cases = ((512, 512, 8), (10**6, 10**6, 1), (10**6, 2**21 // row, 4), (512, 10**6, None))
+    for rows, keys, expected in cases:  # short; long; 2 MiB a head; few rows, of which many heads fill the GPU
+        found = side_by_side(plan, "dq", replace(base, q_len=rows, k_len=keys))
+        assert found == (min(8, 256 // (-(-rows // plan.tile_q))) if expected is None else expected)
+
+
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_the_backward_pass_is_the_sum_of_its_kernels(d):
     shape = Shape(batch=2, heads=8, kv_heads=4, q_len=1024, k_len=2048, head_dim=d, head_dim_v=d)
@@ -207,10 +251,10 @@ def test_the_backward_pass_is_the_sum_of_its_kernels(d):
 
 
 def test_standard_attention_by_hand():
-    shape = Shape(batch=1, heads=2, kv_heads=1, q_len=1024, k_len=2048, head_dim=64, head_dim_v=128)
+    shape = Shape(batch=1, heads=2, kv_heads=1, q_len=1024, k_len=16384, head_dim=64, head_dim_v=128)
     plan = replace(PLAN, algorithm="standard", head_dim=64)
     found = costs(plan, shape, SM_90)
-    rows, keys, pairs = 2 * 1024, 2048, 2 * 1024 * 2048
+    rows, keys, pairs = 2 * 1024, 16384, 2 * 1024 * 16384
     scores = rows * 64 * 2 + keys * 64 * 2 + pairs * 4
     weights = pairs * 4 + pairs * 4 + pairs * 2 + rows * 4  # S twice: the L2 does not hold 132 programs' rows of it
     output = pairs * 2 + keys * 128 * 2 + rows * 128 * 2
@@ -218,7 +262,7 @@ def test_standard_attention_by_hand():
     assert found.flops == 2 * pairs * (64 + 128) and found.exponentials == 2 * pairs
     assert found.bound == "memory" and found.hbm_bytes == found.standard_hbm_bytes
     assert costs(replace(plan, reference="two_pass"), shape, SM_90).hbm_bytes == found.hbm_bytes + pairs * 4
-    short = replace(shape, k_len=128)
+    short = replace(shape, k_len=2048)  # all scores of which fit
     assert costs(plan, short, SM_90).held
 
 
