@@ -257,7 +257,21 @@ def joined(case: Case, model: dict[str, Any], kernels: list[dict[str, Any]]) -> 
         name = {"dk": "dkdv", "forward": "forward"}.get(name, name)
         guess = model["kernels"].get(name if name in names else names[0])
         each.append({**k, "name": name, "predicted": guess})
-    return {"measured_bytes": total, "kernels": each, "ratio": round(model["hbm_bytes"] / total, 4) if total else None}
+    return {"measured_bytes": total, "kernels": each, "ratio": ratio(model, total)}
+
+
+def ratio(model: dict[str, Any], measured: int) -> float | None:
+    return round(model["hbm_bytes"] / measured, 4) if measured else None
+
+
+def renew(row: dict[str, Any], case: Case) -> None:
+    """Put what today's model says of a case in the place of what an earlier one said."""
+    row["model"] = predicted(case)
+    if "measured_bytes" in row:
+        row["ratio"] = ratio(row["model"], row["measured_bytes"])
+    for kernel in row.get("kernels", ()):
+        if kernel.get("predicted") is not None:
+            kernel["predicted"] = row["model"]["kernels"].get(kernel["name"], kernel["predicted"])
 
 
 def compiled(wanted: list[int]) -> list[int]:
@@ -280,7 +294,7 @@ def measure(record: Path, only: list[str], counting: list[str], seconds: float) 
     there = compiled(sorted({*timing, *wanted}))
     rows = {row["row"]: row for row in records.rows(record)}
     for case in every:
-        rows.get(case.name, {})["model"] = predicted(case)  # of today
+        renew(rows.get(case.name, {}), case)
     with turns.GPU:
         for i in (i for i in timing if i in there):
             case = every[i]

@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import Any
 
 from attncc.ir import KernelPlan, Shape
-from attncc.passes import FORWARD
 from attncc.planner import timing, traffic
 from attncc.planner.amounts import SINGLE, named_parts, terms_of
 from attncc.planner.backward import side_by_side
@@ -86,7 +85,7 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
     together = plan.together
     if plan.algorithm == "fa3":  # head by head where all tiles of rows take as long
         even = tiles is None or tiles >= all_tiles(plan, shape)
-        together = 1 if even and plan.direction == FORWARD else max(1, CACHED_BYTES // (row * shape.k_len))
+        together = 1 if even and plan.direction == "forward" else max(1, CACHED_BYTES // (row * shape.k_len))
     together = min(kv_heads, together)
     return Sizes(
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
