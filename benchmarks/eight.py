@@ -4,7 +4,8 @@
 
 Kernels are compiled side by side first. Numbers: what `attncc check` measures on the GPU, rows of 131072 flat keys,
 equal values, one channel times 50, and quantised elements beside the CPU's. Times are medians of rounds in turns;
-TFLOP/s of the kernel alone, over the pairs that the mask keeps; the quantising pass in bytes that it has to move.
+TFLOP/s of the kernel alone, over the pairs that the mask keeps; the quantising pass in bytes that it has to move, as
+the GPU's own time (in a CUDA graph), and with what the host adds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import peers
 import records
 import torch
+import turns
 from forward import timed
 
 import attncc
@@ -137,12 +139,15 @@ def measure(mask: str, mode: str, *sizes: int) -> dict[str, Any]:
     x = quantised(q, k, v, attn.spec.precision)
     with torch.no_grad():
         calls: dict[str, Any] = {
-            "kernel": lambda: attn.quantised(x), "quantise": lambda: quantised(q, k, v, attn.spec.precision),
-            "copy": lambda: [y.clone() for y in (q, k, v)], "bf16": lambda: bare(q, k, v),
+            "kernel": lambda: attn.quantised(x), "bf16": lambda: bare(q, k, v),
+            "quantise and host": lambda: quantised(q, k, v, attn.spec.precision),
         }  # fmt: skip
         if heads == kv_heads:
             calls["cudnn_bf16"] = peers.cudnn(q, k, v, mask == "causal")
-        ms = timed(calls)
+        with turns.GPU:
+            ms = timed(calls)
+            ms["quantise"] = turns.milliseconds(calls["quantise and host"])
+            ms["copy"] = turns.milliseconds(lambda: [y.clone() for y in (q, k, v)])
         off = (attn(q, k, v).float() - bare(q, k, v).float()).norm() / bare(q, k, v).float().norm()
     flops = 4 * batch * heads * size * (length * length if mask == "full" else length * (length + 1) // 2)
     read = sum(y.numel() for y in (q, k, v)) * (3 if attn.spec.precision.block else 5)
@@ -151,7 +156,7 @@ def measure(mask: str, mode: str, *sizes: int) -> dict[str, Any]:
     row = {
         "part": "rows", "row": name, "beside_bf16": off.item(),
         "ms": {n: round(t, 4) for n, t in ms.items()},
-        "tflops": {n: round(flops / ms[n] / 1e9, 1) for n in ms if n not in ("quantise", "copy")},
+        "tflops": {n: round(flops / ms[n] / 1e9, 1) for n in ms if n in ("kernel", "bf16", "cudnn_bf16")},
         "gbs": {"quantise": round(read / ms["quantise"] / 1e6), "copy": round(copied / ms["copy"] / 1e6)},
     }  # fmt: skip
     print(row, flush=True)
@@ -172,15 +177,18 @@ def main() -> None:
         compile_one(mask, mode, int(size))
         return
     chosen = [r for r in ROWS if any(text in " ".join(map(str, r)) for text in options.only.split(","))]
-    wanted = [f"{r[0]},{r[1]},{r[-1]}" for r in chosen]
-    wanted += [f"{mask},{mode},{size}" for mask, mode in NUMBERS for size in (64, 128, 256)] + ["full,head,128"]
-    compile_all(list(dict.fromkeys(wanted)))
+    parts = options.parts.split(",")
+    needed = {
+        "rows": [f"{r[0]},{r[1]},{r[-1]}" for r in chosen], "special": ["full,head,128", "causal,head,128"],
+        "numbers": [f"{mask},{mode},{size}" for mask, mode in NUMBERS for size in (64, 128, 256)],
+    }  # fmt: skip
+    compile_all(list(dict.fromkeys(one for part in parts for one in needed[part])))
     found: list[dict[str, Any]] = []
     made = {
         "rows": lambda: [measure(*row) for row in chosen], "special": special,
         "numbers": lambda: [row for pair in NUMBERS for row in numbers(*pair)],
     }  # fmt: skip
-    for part in options.parts.split(","):
+    for part in parts:
         try:
             found += made[part]()
         except Exception as fault:  # the other parts are still worth their time
