@@ -154,8 +154,8 @@ def plan(request: Request) -> Planned:
     parsed = laid_out(parsed, request.layout)
     frontend.refuse_unbuilt(parsed)  # in this layout
     consts, values = split_values(parsed.spec, dict(request.values))
-    refuse_divisors(frontend.bind(parsed, consts), values)
     shape = shape_of(dict(request.sizes), request.dtype, parsed.spec.precision.inputs)
+    refuse_values(frontend.bind(parsed, consts), values, shape)
     return plan_parsed(parsed, consts, values, shape, request.target)
 
 
@@ -323,14 +323,16 @@ def split_values(spec: AttentionSpec, given: Mapping[str, Number]) -> tuple[dict
     )
 
 
-def refuse_divisors(spec: AttentionSpec, values: Mapping[str, Number]) -> None:
-    """Raise RequestError for a run-time divisor below 1, as a call of tensors raises ValueError."""
+def refuse_values(spec: AttentionSpec, values: Mapping[str, Number], shape: Shape) -> None:
+    """Raise RequestError for a run-time divisor below 1 and an int beyond 64 bits, as a call raises ValueError."""
     from attncc import analysis
 
     for name in sorted(analysis.divisors(spec) & values.keys()):
         if values[name] < 1:
             raise RequestError(f"{name} divides, so that it must be at least 1, and is {values[name]}")
-    fault = analysis.low_divisor(analysis.computed_divisors(spec), values)
+    lengths = {"b_len": shape.batch, "h_len": shape.heads, "q_len": shape.q_len, "k_len": shape.k_len}
+    fault = analysis.wide_int(analysis.computed_ints(spec), {**lengths, **values})
+    fault = fault or analysis.low_divisor(analysis.computed_divisors(spec), values)
     if fault:
         raise RequestError(fault)
 

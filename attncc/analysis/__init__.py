@@ -3,7 +3,7 @@
 from attncc.analysis.alike import alike_visits
 from attncc.analysis.counts import Balance, kept_pairs, row_counts, tile_counts, visited_tiles
 from attncc.analysis.derivative import derivative, ungradable
-from attncc.analysis.divisors import computed_divisors, divisors
+from attncc.analysis.divisors import computed_divisors, computed_ints, divisors
 from attncc.analysis.evaluate import Env, evaluate
 from attncc.analysis.kernel import constants, kernel_visits
 from attncc.analysis.lift import Prover, nonnegative
@@ -11,7 +11,7 @@ from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
 from attncc.analysis.spread import even, spread
 from attncc.analysis.widths import Widths, widths
-from attncc.analysis.words import low_divisor
+from attncc.analysis.words import low_divisor, wide_int
 
 __all__ = [
     "Balance",
@@ -21,6 +21,7 @@ __all__ = [
     "Widths",
     "alike_visits",
     "computed_divisors",
+    "computed_ints",
     "constants",
     "derivative",
     "divisors",
@@ -37,5 +38,6 @@ __all__ = [
     "ungradable",
     "visited_tiles",
     "visits",
+    "wide_int",
     "widths",
 ]  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from attncc.analysis.divisors import below_one
+from attncc.analysis.divisors import below_one, beyond
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import pair_by_pair
 from attncc.analysis.lift import Lift, spec_facts
 from attncc.analysis.normal import Solver, ordered
 from attncc.analysis.terms import Algebra, Term, visit
+from attncc.errors import shown_number
 from attncc.ir import COMPARISON, AttentionSpec, Const, Expr, Read, Var, names, tensors
 
 BINDS = {
@@ -88,6 +89,16 @@ def opaque_parts(spec: AttentionSpec) -> tuple[str, ...]:
     if solver.overflow:
         found.append("the mask has too many alternatives to keep apart: some are taken together")
     return tuple(found)
+
+
+def wide_int(ints: Iterable[Expr], values: Mapping[str, int | float]) -> str | None:
+    """Which int in these expressions does not fit 64 bits with these values, and what makes it so; or None."""
+    found = beyond(ints, values)
+    if found is None:
+        return None
+    given = ", ".join(f"{name} = {values[name]}" for name in sorted(names(found[0])))
+    where = f" with {given}" if given else ""
+    return f"{text(found[0])} is {shown_number(found[1])}{where}, which does not fit 64 bits"
 
 
 def low_divisor(divisors: Iterable[Expr], values: Mapping[str, int | float]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ def fits(value: int) -> bool:
 
 def fold(op: str, values: Sequence[int | float | None]) -> int | None:
     """The int that an operator on constants gives, or None; for checks only, the expression stays as written."""
+    if op == "floor" and isinstance(values[0], float):
+        return math.floor(values[0])
     if not values or not all(isinstance(v, int) for v in values):
         return None
     a, b = int(values[0] or 0), int(values[-1] or 0)

@@ -243,13 +243,14 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
 
 
 def divisor_check(spec: AttentionSpec) -> Callable[[tuple[int | float, ...]], None] | None:
-    """What takes values of spec.scalars, and raises ValueError where a divisor that is computed of them is below 1;
-    None where there is none. What passed passes again at once."""
+    """What takes values of spec.scalars, and raises ValueError where a divisor that is computed of them is below 1
+    or beyond 64 bits; None where there is none. What passed passes again at once."""
     divisors, scalars = analysis.computed_divisors(spec), [p.name for p in spec.scalars]
 
     @functools.lru_cache(maxsize=256)
     def check(values: tuple[int | float, ...]) -> None:
-        fault = analysis.low_divisor(divisors, dict(zip(scalars, values, strict=True)))
+        named = dict(zip(scalars, values, strict=True))
+        fault = analysis.wide_int(divisors, named) or analysis.low_divisor(divisors, named)
         if fault is not None:
             raise ValueError(f"{spec.name}: {fault}")
 

@@ -51,6 +51,7 @@ class Attention:
         spelled = codegen.parameter_names(self.spec)
         divisors, clamped = analysis.divisors(self.spec), self._widths.clamped
         self._check_divisors = arguments.divisor_check(self.spec)
+        self._computed_ints = analysis.computed_ints(self.spec)
         self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, divides, is clamped
             (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors,
              p.name in clamped)
@@ -59,6 +60,7 @@ class Attention:
         self._ints = tuple(p.name for p in self.spec.scalars if p.type == "int")
         self._declared = arguments.declared(self.spec)
         self._fits = lru_cache(KNOWN_CALLS)(self._narrow)
+        self._wide_int = lru_cache(KNOWN_CALLS)(lambda named: analysis.wide_int(self._computed_ints, dict(named)))
         self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
@@ -125,12 +127,15 @@ class Attention:
         if not bools or type(validate) is not bool or deterministic is not None:
             arguments.check_flags(*flags, validate, deterministic)
         if return_lse and not self.has_lse:
-            why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
-            raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
+            self._refuse_lse()
         if return_max or return_entropy or return_pairs or self._reports:
             return rows.call(self, (q, k, v), given, flags, validate, deterministic)
         out, lse = self.both(q, k, v, given, validate, deterministic)
         return (out, lse) if return_lse else out
+
+    def _refuse_lse(self) -> None:
+        why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
+        raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
 
     def both(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False,
@@ -209,6 +214,15 @@ class Attention:
         given["cu_seqlens_q"] = cu_seqlens_q
         given["cu_seqlens_k"] = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         given |= {n: x for n, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)) if x is not None}
+        if torch.compiler.is_compiling():  # a graph has the text of what it calls, and cannot make `packed`
+            arguments.check_flags(return_lse, False, False, False, validate, deterministic)
+            if return_lse and not self.has_lse:
+                self._refuse_lse()
+            q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
+            more = f"  rows {self.spec.layout.rows}" if self.spec.reports else ""
+            text = self.text if self.spec.ragged else f"{self.bare}\nlayout {{ q ragged  kv ragged{more} }}\n"
+            out, lse = self.in_graph(q, k, v, given, validate, deterministic, text)
+            return (out, lse) if return_lse else out
         return self.packed(q, k, v, return_lse=return_lse, validate=validate, deterministic=deterministic, **given)
 
     @cached_property
@@ -229,7 +243,8 @@ class Attention:
         deterministic: bool | None, text: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """The call as one operator, for a graph or a mode that looks at operators; arguments are checked in it."""
-        self._check_layout()
+        if not text:
+            self._check_layout()
         if validate:
             raise ValueError("validate=True reads tensors, which a graph or a dispatch mode may not have yet")
         if torch.is_grad_enabled():
@@ -251,6 +266,8 @@ class Attention:
         if numbers is None:
             numbers, ints = self._numbers(ready.reach, given)
             narrow = narrow and (not ints or self._fits(ready.longest, ints))
+            if not narrow and self._computed_ints:
+                self._refuse_wide(ready.lengths, numbers)
         elif self._same_names:
             return ({**numbers, **given} if numbers else given), narrow
         values = {**numbers, **{spelled: given[name] for name, spelled in self._tensors.items()}}
@@ -289,19 +306,34 @@ class Attention:
         aligned = target != INTERPRETER and self._addressable((q, k, v) if kind.whole else (k, v))
         if (True, aligned) not in kind.launches:
             kind.build(True, aligned)
-        usual, narrow, reach = None, True, sizes.q_len + sizes.k_len
+        usual, narrow, reach, lengths = None, True, sizes.q_len + sizes.k_len, self._lengths(sizes)
         if not any(name in given for name, *_ in self._scalars):
             usual, ints = self._numbers(reach, {})
             narrow = self._fits(longest, ints)
+            if not narrow and self._computed_ints:
+                self._refuse_wide(lengths, usual)
         elif not self._ints:
             narrow = self._fits(longest, ())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
-        ready = Ready(kind, kind.launches, aligned, longest, reach, usual, narrow, device)
+        ready = Ready(kind, kind.launches, aligned, longest, reach, usual, narrow, device, lengths)
         if len(self._ready) >= KNOWN_CALLS:
             self._ready.clear()
         if signature:
             self._ready[signature] = ready
         return ready
+
+    def _lengths(self, sizes: arguments.Sizes) -> Mapping[str, int]:
+        """Names of a spec that these sizes settle."""
+        return {
+            "b_len": sizes.b_len, "h_len": sizes.h_len, "q_len": sizes.q_len, "k_len": sizes.k_len, **sizes.free,
+        }  # fmt: skip
+
+    def _refuse_wide(self, lengths: Mapping[str, int], numbers: Mapping[str, int | float]) -> None:
+        """ValueError for an int that a call settles and 64 bits do not hold; `numbers` by their names in the file."""
+        values = ((name, numbers[spelled]) for name, spelled, *_ in self._scalars)
+        fault = self._wide_int((*values, *lengths.items()))
+        if fault is not None:
+            raise ValueError(f"{self.name}: {fault}")
 
     def _addressable(self, loaded: Sequence[torch.Tensor]) -> bool:
         return arguments.addressable(loaded)

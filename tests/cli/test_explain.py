@@ -185,6 +185,16 @@ def test_a_constant_divisor_is_refused_in_the_spec(program, tmp_path, divisor):
     assert not found.out and program("explain", path, "--target", "sm_90").status == 0
 
 
+def test_an_int_beyond_64_bits_is_refused_as_a_call_refuses_it(program, tmp_path):
+    path = tmp_path / "wide.attn"
+    path.write_text("attention wide(w: int) { mask k <= q + w * k_len }")
+    sizes = ("--target", "sm_90", "--shape", "k_len=1024")
+    found = program("explain", path, *sizes, "--set", f"w={2**53}")
+    said = "w * k_len is 9223372036854775808 with k_len = 1024, w = 9007199254740992, which does not fit 64 bits"
+    assert found.status == 2 and said in found.err and not found.out
+    assert program("explain", path, *sizes, "--set", f"w={2**52}").status == 0
+
+
 def test_no_plan_and_no_target(program):
     assert program("explain", "causal.attn", "--target", "sm_90", "--shape", "head_dim=513").status == 3
     assert program("explain", "causal.attn", "--target", "sm_1").status == 2

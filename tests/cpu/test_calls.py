@@ -149,6 +149,31 @@ def test_constants_that_come_to_more_than_64_bits_are_a_diagnostic(mask):
         attn(x, x, x)
 
 
+MANY, LARGE = {"w": 2**62}, {"f": 1e19}
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "said"),
+    [
+        ("mask k * (w * 4) <= q", MANY, "w * 4 is 18446744073709551616 with w = 4611686018427387904"),
+        ("mask seen[k] + w * k_len > q", MANY, "w * k_len is 18446744073709551616 with k_len = 4, w = 461168601842738"),
+        ("mask k % (w + w) < 3", MANY, "w + w is 9223372036854775808 with w = 4611686018427387904"),
+        ("score where(k < 0, 1.0 * -(w + w), s)", MANY, "w + w is 9223372036854775808 with w = 4611686018427387904"),
+        ("mask k <= q scale 1.0 * (w * w)", MANY, "w * w is 21267647932558653966460912964485513216 with w = 46116860"),
+        ("mask k <= floor(f)", LARGE, "floor(f) is 10000000000000000000 with f = 1e+19, which does not fit 64 bits"),
+        ("mask k <= floor(f / 0)", LARGE, "floor(f / 0) is inf with f = 1e+19"),
+    ],
+)
+def test_an_int_of_a_call_that_64_bits_do_not_hold_is_named(body, given, said):
+    attn = attncc.compile(f"attention x(w: int = 8, f: float = 0.0, seen: i8[k]) {{ {body} }}")
+    x, seen = torch.zeros(1, 1, 4, 16), torch.ones(4, dtype=torch.int8)
+    if "/ 0" not in body:
+        attn(x, x, x, w=2**31, f=1e18, seen=seen)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(f"x: {said}")):
+            attn(x, x, x, seen=seen, **given)
+
+
 @pytest.mark.parametrize("name", ["slopes", "doc", "window"])
 def test_a_missing_parameter_is_named(name):
     with pytest.raises(TypeError, match=f"x needs the parameter {name}"):

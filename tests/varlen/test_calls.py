@@ -132,10 +132,25 @@ def test_one_graph_with_every_gradient(attn):
     torch._dynamo.reset()
     f = lambda q, k, v, cu, **p: (attn.varlen(q * 1.0, k, v, *cu, **p) ** 2).sum()
     inputs, params = draw()
-    want = torch.autograd.grad(f(*inputs, CU, **params), leaves(inputs, params))
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
     have = torch.autograd.grad(compiled(*inputs, CU, **params, max_seqlen_q=80), leaves(inputs, params))
+    want = torch.autograd.grad(f(*inputs, CU, **params), leaves(inputs, params))
     assert all(torch.equal(x, y) for x, y in zip(have, want, strict=True))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("layout", ["", " layout { q ragged  kv ragged }"])
+def test_a_graph_needs_no_call_before_it(layout):
+    """What it calls is made where it runs."""
+    torch._dynamo.reset()
+    (q, k, v), _ = draw(False)
+    attn, other = (attncc.compile(f"attention a(n: const int) {{ mask k <= q + n }}{layout}", n=2) for _ in range(2))
+    call = lambda attn: attn.varlen(q, k, v, *CU, return_lse=True)
+    made = torch.compile(lambda: call(attn), fullgraph=True, backend="eager")()
+    assert "packed" not in vars(attn) and all(map(torch.equal, made, call(other)))
+    undivided = attncc.compile(f"attention a {{ softmax sigmoid(0.0) }}{layout}")
+    with pytest.raises(Exception, match="divides by no sum, and has no lse"):
+        torch.compile(lambda: call(undivided), fullgraph=True, backend="eager")()
     torch._dynamo.reset()
 
 

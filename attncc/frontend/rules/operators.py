@@ -118,7 +118,7 @@ def _numbers(op: str, args: Sequence[Typed], spans: Sequence[Span], whole: Span,
     if op in ("//", "%"):
         return _floor_division(op, args, spans, whole, report)
     if op == "floor":
-        return args[0] if args[0].type == "int" else join(op, args, "int")
+        return args[0] if args[0].type == "int" else _of_ints(op, args, whole, report)
     if op in _TO_FLOAT or any(a.type == "float" for a in args):
         return join(op, [promote(a) for a in args], "float")
     assert op in _KEEP or op in FUNCTIONS
@@ -126,7 +126,7 @@ def _numbers(op: str, args: Sequence[Typed], spans: Sequence[Span], whole: Span,
 
 
 def _of_ints(op: str, args: Sequence[Typed], whole: Span, report: Report) -> Typed | None:
-    """The node of ints, with its value where that is known; a value beyond 64 bits is a fault of the text."""
+    """The node of an int, with its value where that is known; a value beyond 64 bits is a fault of the text."""
     value = fold(op, [a.literal for a in args])
     if value is not None and not fits(value):
         report.error("E105", whole, f"this comes to {shown_number(value)}, which does not fit 64 bits", BEYOND)
