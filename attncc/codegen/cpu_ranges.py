@@ -30,7 +30,8 @@ ONE_TILE = {
 ALL_TILES = {**ONE_TILE, "first": "firsts", "last": "lasts", "tile": "tiles",
              "inner_first": "key_firsts", "inner_last": "key_lasts", "inner_tile": "key_tiles"}  # fmt: skip
 EVERY_TILE = (
-    "tiles, key_tiles = torch.arange(-(-q_len // TILE_Q))[:, None], torch.arange(-(-k_len // TILE_K))",
+    'tiles = torch.arange(-(-q_len // TILE_Q), device="cpu")[:, None]',
+    'key_tiles = torch.arange(-(-k_len // TILE_K), device="cpu")',
     "firsts, lasts = tiles * TILE_Q, ((tiles + 1) * TILE_Q).clamp(max=q_len) - 1",
     "key_firsts, key_lasts = key_tiles * TILE_K, ((key_tiles + 1) * TILE_K).clamp(max=k_len) - 1",
 )

@@ -250,7 +250,7 @@ class Attention:
         if torch.is_grad_enabled():
             autograd.refuse_ungiven(self.spec, autograd.requiring(given))
         if self.spec.dropout is not None and given.get("seed") is None:
-            given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64)}
+            given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64, device="cpu")}
         return operator.call(self, q, k, v, derivatives.asking(given, deterministic), text)
 
     def ready(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> Ready:

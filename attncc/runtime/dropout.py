@@ -28,7 +28,7 @@ def seed_of(given: Mapping[str, Any]) -> int:
     """The seed that a call gives; left out, the next one from torch's generator. TypeError, ValueError."""
     seed = given.get("seed")
     if seed is None:
-        return int(torch.randint(SEEDS - 1, (), dtype=torch.int64))
+        return int(torch.randint(SEEDS - 1, (), dtype=torch.int64, device="cpu"))
     if isinstance(seed, Tensor):
         if seed.dim() or seed.is_floating_point() or seed.is_complex() or seed.dtype == torch.bool:
             raise TypeError(f"seed must be an int, or a 0-d tensor of one, and is {list(seed.shape)} of {seed.dtype}")

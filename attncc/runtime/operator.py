@@ -35,7 +35,9 @@ def call(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out and lse as one node of a graph; parameters by name, tensors and numbers. `text` is the spec's, or one that
     asks for more of each row."""
-    given = {n: torch.as_tensor(x) if isinstance(x, (np.ndarray, np.floating)) else x for n, x in given.items()}
+    given = {
+        n: torch.as_tensor(x, device="cpu") if isinstance(x, (np.ndarray, np.floating)) else x for n, x in given.items()
+    }
     tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
     real = (float, numbers.Real, torch.SymFloat)
     floats = {n: x for n, x in given.items() if isinstance(x, real) and not isinstance(x, numbers.Integral)}

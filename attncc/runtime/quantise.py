@@ -111,12 +111,12 @@ def rotation(size: int, device: torch.device | str = "cpu") -> Tensor:
 @lru_cache(maxsize=64)
 def rotation_parts(size: int) -> tuple[Tensor, Tensor]:
     """Entries -1, 0 and 1, and each column's length: Hadamard matrices of powers of two along the diagonal."""
-    made, at = torch.zeros(size, size), 0
-    lengths = torch.empty(size)
+    made, at = torch.zeros(size, size, device="cpu"), 0
+    lengths = torch.empty(size, device="cpu")
     for bit in reversed(range(size.bit_length())):
         if size >> bit & 1:
             n = 1 << bit
-            i = torch.arange(n)
+            i = torch.arange(n, device="cpu")
             made[at : at + n, at : at + n] = _parity(i[:, None] & i, bit) * _parity(i & i >> 1, bit)[:, None]
             lengths[at : at + n] = n**-0.5
             at += n

@@ -109,6 +109,6 @@ def _padded(d: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     from attncc.runtime.quantise import rotation_parts
 
     matrix, lengths = rotation_parts(d)
-    whole, every = torch.zeros(width, width, dtype=torch.float16), torch.zeros(width)
+    whole, every = torch.zeros(width, width, dtype=torch.float16, device=device), torch.zeros(width, device=device)
     whole[:d, :d], every[:d] = matrix, lengths
-    return whole.to(device), every.to(device)
+    return whole, every

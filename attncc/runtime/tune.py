@@ -258,7 +258,8 @@ class OnDevice:
         run = check.Compiled(tuned)
         backward = self.direction == pipeline.BACKWARD
         place = self.call.q.device.type
-        row = check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward, once=self._once)
+        with torch.device("cpu"):  # of what is drawn and of references, whatever torch's default is
+            row = check.call(tuned.spec, run, place, shape, s.dtype, "contiguous", SEED, {}, backward, once=self._once)
         return row.faults
 
     def _once(self, name: str, make: Call) -> Any:
