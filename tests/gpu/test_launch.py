@@ -101,9 +101,10 @@ def test_37_tuning_leaves_results_alone(tmp_path, monkeypatch, passes):
     found = attn.tune(q, k, v, passes=passes, budget=8.0).found[passes[0]]
     assert found.best is not None and found.first.ms >= found.best.ms * 0.99
     first, second = run(), run()
-    assert all(torch.equal(a, b) for i, (a, b) in enumerate(zip(first, second, strict=True)) if i != 1)  # dQ: any order
-    for a, b in zip(first, before, strict=True):
-        assert (a - b).float().norm() <= 2e-2 * b.float().norm()
+    off = lambda a, b: (a - b).float().norm() / b.float().norm()
+    assert all(torch.equal(a, b) for i, (a, b) in enumerate(zip(first, second, strict=True)) if i != 1)
+    assert off(second[1], first[1]) < 1e-3  # dQ, added up in any order
+    assert all(off(a, b) <= 2e-2 for a, b in zip(first, before, strict=True))
     kept = winners.find(Cache(), attn.text, winners.device_of(q.device), found_shape(q))
     assert kept == {passes[0]: found.best.candidate.choices}
 

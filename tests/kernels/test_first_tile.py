@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import interpreted
+
 SCRIPT = Path(__file__).with_name("interpreted_first_tile.py")
-
-
-def run(*names: str) -> list[dict]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    found = subprocess.run([sys.executable, SCRIPT, *names], env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
 
 
 def hold(rows: list[dict]) -> None:
@@ -30,18 +21,18 @@ def hold(rows: list[dict]) -> None:
 
 
 def test_adversarial_rows():
-    rows = run("causal", "window_alibi_sinks")
+    rows = interpreted(SCRIPT, "causal", "window_alibi_sinks")
     assert {r["kind"] for r in rows} == {"plain", "grows", "falls", "spike", "large"}
     hold(rows)
 
 
 def test_tiles_that_are_classed_or_listed():
     """Each row's reference is the first tile in which it sees something."""
-    rows = run("document:grows", "neighborhood_2d:plain", "block_sparse:spike")
+    rows = interpreted(SCRIPT, "document:grows", "neighborhood_2d:plain", "block_sparse:spike")
     assert len(rows) == 3
     hold(rows)
 
 
 @pytest.mark.slow
 def test_more_specs():
-    hold(run())
+    hold(interpreted(SCRIPT))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.scripts import interpreted
 
 SCRIPT = Path(__file__).with_name("interpreted_quotient.py")
 MOST = 2**31 - 1
@@ -21,11 +20,6 @@ def test_quotients_at_the_edges_and_at_random():
         n = max(1, int(2 ** rng.uniform(0, 31)) - 1)
         pairs.append((min(MOST, n * rng.randrange(MOST // n + 1) + rng.choice((-1, 0, 1)) % n), n))
     a, n = zip(*pairs)
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    done = subprocess.run(
-        [sys.executable, SCRIPT], input=json.dumps([a, n]), env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    quotients, remainders = json.loads(done.stdout)
+    ((quotients, remainders),) = interpreted(SCRIPT, given=json.dumps([a, n]))
     assert quotients == [x // y for x, y in pairs]
     assert remainders == [x % y for x, y in pairs]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +11,15 @@ from attncc import analysis, frontend, pipeline
 from attncc.errors import SpecError
 from attncc.ir import Schedule
 from attncc.runtime.check import check
+from tests.scripts import interpreted
 
 SCRIPT = Path(__file__).with_name("interpreted.py")
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.attn"))
 ALGORITHMS = ("standard", "fa1", "fa2")
 
 
-def run(*jobs: str) -> list[dict]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    found = subprocess.run([sys.executable, SCRIPT, *jobs], env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
-
-
 def test_each_algorithm_is_right():
-    rows = run("right:row_sink,scaled,sigmoid,two_pass,entmax")
+    rows = interpreted(SCRIPT, "right:row_sink,scaled,sigmoid,two_pass,entmax")
     assert [(r["name"], r["algorithm"]) for r in rows] == [
         ("row_sink", "standard"), ("row_sink", "fa1"), ("row_sink", "fa2"),
         ("scaled", "standard"), ("scaled", "fa1"), ("scaled", "fa2"),
@@ -41,13 +31,13 @@ def test_each_algorithm_is_right():
 
 @pytest.mark.slow
 def test_more_of_them_are_and_so_are_gradients_from_their_lse():
-    rows = run("right:learned,window_alibi_sinks,document,unified")
+    rows = interpreted(SCRIPT, "right:learned,window_alibi_sinks,document,unified")
     assert not [r for r in rows if r["faults"]]
     assert all("e" in r["gradients"] for r in rows[:3])
 
 
 def test_which_weights_are_dropped_depends_on_no_algorithm_and_no_tile():
-    *rows, why, first, second = run("dropped", "large", "packed")
+    *rows, why, first, second = interpreted(SCRIPT, "dropped", "large", "packed")
     assert len(rows) == 6 and all(r["same"] for r in rows), rows
     assert 2 * 40 * 64 * 0.5 < rows[0]["kept"] < 2 * 40 * 64 * 0.7
     assert f"take {2**40 * 8} bytes" in why["why"]  # float32 scores and weights

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.scripts import interpreted
 
 SCRIPT = Path(__file__).with_name("interpreted_skips.py")
 SIDE = 10  # tiles
 CAUSAL = SIDE * (SIDE + 1) // 2
-STREAMS = "mask k < 4 or 0 <= q - k < 40"  # 16 tiles of keys' begin, and at most 4 before each row's own
-
-
-def counted(*texts: str) -> list[dict]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    found = subprocess.run([sys.executable, SCRIPT, *texts], env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
 
 
 def test_products_of_tiles_without_weights_are_left_out():
     """The forward pass makes one product of each tile to guess a threshold. The backward pass makes two of each to find
     weights and delta, then three for dQ and four for dK and dV of those that have some."""
-    near, wide, one_key = counted(
+    near, wide, one_key = interpreted(
+        SCRIPT,
         "attention near { mask k <= q score s - 2 * (q - k) softmax entmax(1.5) }",
         "attention wide { mask k <= q score 0.01 * s softmax sparsemax }",
         "attention one_key { score s + 40 * where(k == 70, 1, 0) softmax sparsemax }",
