@@ -270,7 +270,8 @@ class Attention:
                 self._refuse_wide(ready.lengths, numbers)
         elif self._same_names:
             return ({**numbers, **given} if numbers else given), narrow
-        values = {**numbers, **{spelled: given[name] for name, spelled in self._tensors.items()}}
+        tensors = {spelled: given[name] for name, spelled in self._tensors.items()} if self._tensors else {}
+        values = {**numbers, **tensors}
         if "seed" in given:
             values["seed"] = given["seed"]
         return values, narrow
@@ -306,7 +307,8 @@ class Attention:
         aligned = target != INTERPRETER and self._addressable((q, k, v) if kind.whole else (k, v))
         if (True, aligned) not in kind.launches:
             kind.build(True, aligned)
-        usual, narrow, reach, lengths = None, True, sizes.q_len + sizes.k_len, self._lengths(sizes)
+        usual, narrow, reach = None, True, sizes.q_len + sizes.k_len
+        lengths = self._lengths(sizes) if self._computed_ints else {}
         if not any(name in given for name, *_ in self._scalars):
             usual, ints = self._numbers(reach, {})
             narrow = self._fits(longest, ints)
