@@ -39,7 +39,8 @@ def computed_ints(spec: AttentionSpec) -> tuple[Expr, ...]:
     """The largest expressions that a call settles, of scalars, lengths, free axes and constants, in which an int is
     worked out that may be beyond 64 bits: of scalars, or by `floor`."""
     scalars = {p.name for p in spec.params if not p.is_tensor}
-    known = {"b_len", "h_len", "q_len", "k_len", *spec.free_axes, *scalars}
+    each = () if spec.ragged else ("q_len", "k_len")  # packed sequences have their own
+    known = {"b_len", "h_len", *each, *spec.free_axes, *scalars}
 
     def largest(e: Expr) -> Iterator[Expr]:
         if names(e) <= known and not any(isinstance(n, Read) for n in walk(e)):

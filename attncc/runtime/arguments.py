@@ -13,7 +13,7 @@ import torch
 
 from attncc import analysis, planner
 from attncc.errors import shown_number
-from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Param
+from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Param, Shape
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
 EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # which kernels take
@@ -40,6 +40,16 @@ class Sizes:
     head_dim: int
     head_dim_v: int
     free: Mapping[str, int]
+
+    def shape(self, dtype: str) -> Shape:
+        return Shape(
+            self.b_len, self.h_len, self.h_kv_len, self.q_len, self.k_len, self.head_dim, self.head_dim_v, dtype
+        )
+
+    def named(self) -> tuple[tuple[str, int], ...]:
+        """Those that an expression can read, by name."""
+        lengths = ("b_len", self.b_len), ("h_len", self.h_len), ("q_len", self.q_len), ("k_len", self.k_len)
+        return (*lengths, *self.free.items())
 
 
 @dataclass(frozen=True)
@@ -242,19 +252,24 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
     return whole
 
 
-def divisor_check(spec: AttentionSpec) -> Callable[[tuple[int | float, ...]], None] | None:
-    """What takes values of spec.scalars, and raises ValueError where a divisor that is computed of them is below 1
-    or beyond 64 bits; None where there is none. What passed passes again at once."""
-    divisors, scalars = analysis.computed_divisors(spec), [p.name for p in spec.scalars]
+Lengths = tuple[tuple[str, int], ...]  # by their names in a spec
+
+
+def value_check(spec: AttentionSpec) -> Callable[[tuple[int | float, ...], Lengths], None] | None:
+    """What takes values of spec.scalars and lengths, and raises ValueError where an int that is computed of them alone
+    is beyond 64 bits, or a divisor that is computed of the values is below 1; None where there is neither. What passed
+    passes again at once."""
+    ints, divisors = analysis.computed_ints(spec), analysis.computed_divisors(spec)
+    scalars = [p.name for p in spec.scalars]
 
     @functools.lru_cache(maxsize=256)
-    def check(values: tuple[int | float, ...]) -> None:
+    def check(values: tuple[int | float, ...], lengths: Lengths) -> None:
         named = dict(zip(scalars, values, strict=True))
-        fault = analysis.wide_int(divisors, named) or analysis.low_divisor(divisors, named)
+        fault = analysis.wide_int(ints, {**named, **dict(lengths)}) or analysis.low_divisor(divisors, named)
         if fault is not None:
             raise ValueError(f"{spec.name}: {fault}")
 
-    return check if divisors else None
+    return check if ints or divisors else None
 
 
 def check_sorted(

@@ -50,8 +50,7 @@ class Attention:
         self._widths = analysis.widths(self.spec)
         spelled = codegen.parameter_names(self.spec)
         divisors, clamped = analysis.divisors(self.spec), self._widths.clamped
-        self._check_divisors = arguments.divisor_check(self.spec)
-        self._computed_ints = analysis.computed_ints(self.spec)
+        self._check_values = arguments.value_check(self.spec)
         self._scalars = tuple(  # name, name in the file, whether any int will do, parameter, divides, is clamped
             (p.name, spelled[p.name], p.type == "int" and p.name not in divisors, p, p.name in divisors,
              p.name in clamped)
@@ -60,7 +59,6 @@ class Attention:
         self._ints = tuple(p.name for p in self.spec.scalars if p.type == "int")
         self._declared = arguments.declared(self.spec)
         self._fits = lru_cache(KNOWN_CALLS)(self._narrow)
-        self._wide_int = lru_cache(KNOWN_CALLS)(lambda named: analysis.wide_int(self._computed_ints, dict(named)))
         self._tensors = {p.name: spelled[p.name] for p in self.spec.tensors}
         self._same_names = all(name == file_name for name, file_name in self._tensors.items())
         self._ready: dict[tuple[Any, ...], Ready] = {}
@@ -127,15 +125,11 @@ class Attention:
         if not bools or type(validate) is not bool or deterministic is not None:
             arguments.check_flags(*flags, validate, deterministic)
         if return_lse and not self.has_lse:
-            self._refuse_lse()
+            rows.refuse_lse(self)
         if return_max or return_entropy or return_pairs or self._reports:
             return rows.call(self, (q, k, v), given, flags, validate, deterministic)
         out, lse = self.both(q, k, v, given, validate, deterministic)
         return (out, lse) if return_lse else out
-
-    def _refuse_lse(self) -> None:
-        why = "has a threshold in place of an lse" if self.has_statistic else "divides by no sum, and has no lse"
-        raise ValueError(f"return_lse: softmax {self.spec.softmax.policy} {why}")
 
     def both(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any], validate: bool = False,
@@ -214,15 +208,8 @@ class Attention:
         given["cu_seqlens_q"] = cu_seqlens_q
         given["cu_seqlens_k"] = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         given |= {n: x for n, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)) if x is not None}
-        if torch.compiler.is_compiling():  # a graph has the text of what it calls, and cannot make `packed`
-            arguments.check_flags(return_lse, False, False, False, validate, deterministic)
-            if return_lse and not self.has_lse:
-                self._refuse_lse()
-            q, k, v = arguments.autocast(q, k, v, self.spec.precision.inputs)
-            more = f"  rows {self.spec.layout.rows}" if self.spec.reports else ""
-            text = self.text if self.spec.ragged else f"{self.bare}\nlayout {{ q ragged  kv ragged{more} }}\n"
-            out, lse = self.in_graph(q, k, v, given, validate, deterministic, text)
-            return (out, lse) if return_lse else out
+        if torch.compiler.is_compiling():
+            return operator.packed(self, (q, k, v), given, return_lse, validate, deterministic)
         return self.packed(q, k, v, return_lse=return_lse, validate=validate, deterministic=deterministic, **given)
 
     @cached_property
@@ -264,10 +251,8 @@ class Attention:
         """Parameters by their names in the generated file, and whether 32-bit integers are wide enough for them."""
         numbers, narrow = ready.usual, ready.narrow
         if numbers is None:
-            numbers, ints = self._numbers(ready.reach, given)
+            numbers, ints = self._numbers(ready.reach, ready.lengths, given)
             narrow = narrow and (not ints or self._fits(ready.longest, ints))
-            if not narrow and self._computed_ints:
-                self._refuse_wide(ready.lengths, numbers)
         elif self._same_names:
             return ({**numbers, **given} if numbers else given), narrow
         tensors = {spelled: given[name] for name, spelled in self._tensors.items()} if self._tensors else {}
@@ -276,21 +261,22 @@ class Attention:
             values["seed"] = given["seed"]
         return values, narrow
 
-    def _numbers(self, reach: int, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    def _numbers(
+        self, reach: int, lengths: arguments.Lengths, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Scalars by their names in the generated file, and the ints among them in order."""
-        values, ints, numbers = {}, [], []
+        values, ints = {}, []
         for name, spelled, plain, p, divides, clamped in self._scalars:
             value = given.get(name, p.default)
             if not plain or type(value) is not int or not LEAST_INT <= value <= MOST_INT:
                 value = arguments.scalar(p, value, divides)
-            numbers.append(value)
             if type(value) is int:
                 if clamped:
                     value = min(max(value, -reach), reach)
                 ints.append(value)
             values[spelled] = value
-        if self._check_divisors is not None:
-            self._check_divisors(tuple(numbers))
+        if self._check_values is not None:
+            self._check_values(tuple(values.values()), lengths)
         return values, tuple(ints)
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:
@@ -298,22 +284,17 @@ class Attention:
         sizes = self._check(q, k, v, given)
         target = target_for(self.target, q)
         longest = max(sizes.q_len, sizes.k_len, sizes.b_len, sizes.h_len, *sizes.free.values())
-        shape = planner.bucket_of(Shape(
-            sizes.b_len, sizes.h_len, sizes.h_kv_len, sizes.q_len, sizes.k_len, sizes.head_dim, sizes.head_dim_v,
-            arguments.NAMES[q.dtype],
-        ))  # fmt: skip
+        shape = planner.bucket_of(sizes.shape(arguments.NAMES[q.dtype]))
         place = target, None if target == INTERPRETER else winners.device_of(q.device)
         kind = self._kinds.get((place, shape)) or self._kind(place, shape)
         aligned = target != INTERPRETER and self._addressable((q, k, v) if kind.whole else (k, v))
         if (True, aligned) not in kind.launches:
             kind.build(True, aligned)
         usual, narrow, reach = None, True, sizes.q_len + sizes.k_len
-        lengths = self._lengths(sizes) if self._computed_ints else {}
+        lengths = sizes.named() if self._check_values else ()
         if not any(name in given for name, *_ in self._scalars):
-            usual, ints = self._numbers(reach, {})
+            usual, ints = self._numbers(reach, lengths, {})
             narrow = self._fits(longest, ints)
-            if not narrow and self._computed_ints:
-                self._refuse_wide(lengths, usual)
         elif not self._ints:
             narrow = self._fits(longest, ())
         device = q.device.index if q.is_cuda and torch.cuda.device_count() > 1 else None
@@ -323,19 +304,6 @@ class Attention:
         if signature:
             self._ready[signature] = ready
         return ready
-
-    def _lengths(self, sizes: arguments.Sizes) -> Mapping[str, int]:
-        """Names of a spec that these sizes settle."""
-        return {
-            "b_len": sizes.b_len, "h_len": sizes.h_len, "q_len": sizes.q_len, "k_len": sizes.k_len, **sizes.free,
-        }  # fmt: skip
-
-    def _refuse_wide(self, lengths: Mapping[str, int], numbers: Mapping[str, int | float]) -> None:
-        """ValueError for an int that a call settles and 64 bits do not hold; `numbers` by their names in the file."""
-        values = ((name, numbers[spelled]) for name, spelled, *_ in self._scalars)
-        fault = self._wide_int((*values, *lengths.items()))
-        if fault is not None:
-            raise ValueError(f"{self.name}: {fault}")
 
     def _addressable(self, loaded: Sequence[torch.Tensor]) -> bool:
         return arguments.addressable(loaded)
@@ -409,9 +377,7 @@ class Attention:
         make = pipeline.repeatable if deterministic else pipeline.backward
         return self._derivative(make, place, shape, narrow)
 
-    def _derivative(
-        self, make: Callable[[pipeline.Planned], pipeline.Planned], place: Place, shape: Shape, narrow: bool
-    ) -> Any:
+    def _derivative(self, make: Callable[..., pipeline.Planned], place: Place, shape: Shape, narrow: bool) -> Any:
         """The launcher of a file of derivatives, which `make` plans; it is named after the plan's direction."""
         key = (make, place, shape, narrow)
         if key not in self._derived:

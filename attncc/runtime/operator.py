@@ -49,6 +49,24 @@ def call(
     )  # fmt: skip
 
 
+def packed(
+    attention: Attention, tensors: tuple[Tensor, Tensor, Tensor], given: Mapping[str, Any], return_lse: bool,
+    validate: bool, deterministic: bool | None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """A call of packed sequences in a graph, which has the text of what it calls, and cannot make an Attention."""
+    from attncc.runtime import arguments, rows
+
+    arguments.check_flags(return_lse, False, False, False, validate, deterministic)
+    if return_lse and not attention.has_lse:
+        rows.refuse_lse(attention)
+    spec = attention.spec
+    asked = f"  rows {spec.layout.rows}" if spec.reports else ""
+    text = attention.text if spec.ragged else f"{attention.bare}\nlayout {{ q ragged  kv ragged{asked} }}\n"
+    tensors = arguments.autocast(*tensors, spec.precision.inputs)
+    out, lse = attention.in_graph(*tensors, given, validate, deterministic, text)
+    return (out, lse) if return_lse else out
+
+
 @lru_cache(KNOWN_SPECS)
 def attention_of(text: str, target: str) -> Attention:
     from attncc import frontend

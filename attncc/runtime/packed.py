@@ -72,10 +72,6 @@ class Packed(Attention):
         rows = _longest("max_seqlen_q", given.get("max_seqlen_q"), sizes.q_len)
         return replace(sizes, q_len=rows, k_len=_longest("max_seqlen_k", given.get("max_seqlen_k"), sizes.k_len))
 
-    def _lengths(self, sizes: arguments.Sizes) -> Mapping[str, int]:
-        """Without those that each sequence has."""
-        return {n: x for n, x in super()._lengths(sizes).items() if n not in ("q_len", "k_len")}
-
     def _validate(self, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
         ends = {"cu_seqlens_q": ("total_q", q.shape[0]), "cu_seqlens_k": ("total_k", k.shape[0])}
         for name, (total, last) in ends.items():

@@ -35,4 +35,4 @@ class Ready:
     usual: Mapping[str, int | float] | None  # the numbers by their names in the file, where the call gives none of them
     narrow: bool  # 32-bit integers are exact, where no int parameter that is given has a say in it
     device: int | None  # index of the GPU, where there are several
-    lengths: Mapping[str, int]  # that a spec makes ints of and are the same for all of the call, by their names
+    lengths: tuple[tuple[str, int], ...]  # by their names in a spec, where it makes ints of what a call settles

@@ -59,6 +59,12 @@ def call(
     return (out, *(found[name] for name in returned)) if returned else out
 
 
+def refuse_lse(attention: Attention) -> None:
+    """ValueError: there is none, and why."""
+    why = "has a threshold in place of an lse" if attention.has_statistic else "divides by no sum, and has no lse"
+    raise ValueError(f"return_lse: softmax {attention.spec.softmax.policy} {why}")
+
+
 def _reporting(attention: Attention, asked: frozenset[str]) -> Attention:
     """The same attention with these REPORTS, made once."""
     if asked not in attention.reporting:
