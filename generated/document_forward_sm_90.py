@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._semantic import GluonCallerContext
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -118,6 +120,12 @@ def document_forward_scans(
     tl.store(Scans + q_tiles + mine, stop_1)
     tl.store(Scans + 2 * q_tiles + mine, first_2)
     tl.store(Scans + 3 * q_tiles + mine, tl.where(stop_2 - first_2 == count_2, count_2, 0))
+
+
+@builtin
+def as_worker(function, args, _semantic=None, _generator=None):
+    """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
+    _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
 
 
 @gluon.jit
@@ -358,7 +366,7 @@ def document_forward_consume(shared, signals, args, mine_of):
 @gluon.jit
 def document_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """Its number as a value, so that what it calls is read once for all of them."""
-    document_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
+    as_worker(document_forward_consume, (shared, signals, args, gl.to_tensor(mine_of)))
 
 
 @gluon.jit

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._semantic import GluonCallerContext
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -75,6 +77,12 @@ def global_tokens_forward_tables(
     )
     tl.store(Tables, tl.max(tl.where(k < k_len, tl.where(is_global_k, 1, 0), -2147483647)))
     tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, tl.where(is_global_k, 1, 0), 2147483647)))
+
+
+@builtin
+def as_worker(function, args, _semantic=None, _generator=None):
+    """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
+    _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
 
 
 @gluon.jit
@@ -321,7 +329,7 @@ def global_tokens_forward_consume(shared, signals, args, mine_of):
 @gluon.jit
 def global_tokens_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """Its number as a value, so that what it calls is read once for all of them."""
-    global_tokens_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
+    as_worker(global_tokens_forward_consume, (shared, signals, args, gl.to_tensor(mine_of)))
 
 
 @gluon.jit

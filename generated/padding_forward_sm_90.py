@@ -13,6 +13,8 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._semantic import GluonCallerContext
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -46,6 +48,12 @@ PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@builtin
+def as_worker(function, args, _semantic=None, _generator=None):
+    """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
+    _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
 
 
 @gluon.jit
@@ -290,7 +298,7 @@ def padding_forward_consume(shared, signals, args, mine_of):
 @gluon.jit
 def padding_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """Its number as a value, so that what it calls is read once for all of them."""
-    padding_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
+    as_worker(padding_forward_consume, (shared, signals, args, gl.to_tensor(mine_of)))
 
 
 @gluon.jit

@@ -14,6 +14,8 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._semantic import GluonCallerContext
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -47,6 +49,12 @@ ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@builtin
+def as_worker(function, args, _semantic=None, _generator=None):
+    """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
+    _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
 
 
 @gluon.jit
@@ -294,7 +302,7 @@ def softcap_forward_consume(shared, signals, args, mine_of):
 @gluon.jit
 def softcap_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
     """Its number as a value, so that what it calls is read once for all of them."""
-    softcap_forward_consume(shared, signals, args, gl.to_tensor(mine_of))
+    as_worker(softcap_forward_consume, (shared, signals, args, gl.to_tensor(mine_of)))
 
 
 @gluon.jit

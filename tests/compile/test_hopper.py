@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import triton
+from triton._C.libtriton import ir
+from triton.compiler import make_backend
 
 from attncc.analysis import kernel_visits
 from attncc.codegen import render
@@ -14,6 +16,7 @@ from attncc.codegen.tables import tables_of
 from attncc.frontend import parse
 from attncc.ir import Schedule, Shape
 from attncc.planner import choose
+from attncc.runtime.compile import compiled as kernels_of
 from attncc.runtime.compile import load_module
 from attncc.targets import target
 
@@ -76,6 +79,28 @@ def test_loops_of_whole_tiles_compile(compiled, name):
     plan = replace(choose(spec, Shape(), target("sm_90"), visits).plan, tables=tables_of(visits).made)
     apart, together = (compiled(spec, replace(plan, apart=own)) for own in (True, False))
     assert apart.instructions["wgmma"] > together.instructions["wgmma"]
+
+
+def read(src, target, options):
+    """The functions that Triton makes of a kernel's text before it compiles anything."""
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options(dict(options))
+    made = src.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    return [line for line in str(made).splitlines() if "tt.func private" in line]
+
+
+def test_what_consumers_do_is_read_once(tmp_path):
+    """Although the first is no worker to Triton, which tells what these call from what others do."""
+    spec = replace(parse((SPECS / "causal.attn").read_text()).spec, schedules=(Schedule(algorithm="fa3"),))
+    visits = kernel_visits(spec, forward=True)
+    plan = choose(spec, Shape(), target("sm_90"), visits).plan
+    source = tmp_path / "causal.py"
+    source.write_text(render(spec, visits, plan), encoding="utf-8")
+    (functions,) = kernels_of(source, spec, plan, True, read).values()
+    parts = ("consumer", "consume", "rows")
+    assert [sum(f"causal_forward_{part}__" in f for f in functions) for part in parts] == [2, 1, 1]
 
 
 def test_the_kernels_of_tables_take_their_tiles(tmp_path):
