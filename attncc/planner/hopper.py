@@ -89,13 +89,7 @@ SEEN = ("online", "sink", "off_by_one", "sigmoid")  # normalisers that today's k
 def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
     if spec.precision.is_eight_bit:  # which has no other kernel
-        asked = "; `schedule { algorithm fa3 }` takes it none the less"
-        unseen = spec.precision.inputs != "f8e4m3"
-        return (
-            f"fa3 was not seen right on a GPU with {spec.precision.inputs} since its sums changed{asked}"
-            if unseen
-            else ""
-        )
+        return ""
     if visits is not None and visits.listed:
         return "a mask's tiles are listed one by one, and fa3's are too large for such masks"
     if min(shape.head_dim, shape.head_dim_v) < NARROWEST:
