@@ -28,7 +28,6 @@ REGISTERS = 240  # of a thread that multiplies
 TILE_Q = {64: 128, 128: 64, 256: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
 WIDE_ROWS = replace(ROWS, tile_k=64)  # one buffer of V beside two of K
-UNSEEN = "the backward pass of fa3 was not seen right on a GPU in this form yet"
 ADDED = ("added", "turns")  # `sums` of which dQ is added up as it comes
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
 BACK = 4096 * 4  # and on its way back
@@ -119,19 +118,15 @@ def backward_refused(spec: AttentionSpec, shape: Shape, target: Target, int_bits
     pinned = spec.schedule(target.name).algorithm
     if pinned not in (None, "fa3"):
         return f"the schedule asks for {pinned}"
-    return unfit(spec, shape, target, int_bits) or ("" if pinned else unwise(spec, shape))
+    return unfit(spec, shape, target, int_bits) or ("" if pinned else unwise(shape))
 
 
-def unwise(spec: AttentionSpec, shape: Shape) -> str:
+def unwise(shape: Shape) -> str:
     """Why another kernel is taken where nobody asks for this one, in a sentence."""
     d, dv = shape.head_dim, shape.head_dim_v
     if 3 * min(d, dv) < 2 * (widest := widths(d, dv)[0]):
         return f"heads of {d} and {dv} columns would be multiplied as {widest}"
-    return UNSEEN if (spec.scores and not spec.masks) or _by_length(spec) else ""
-
-
-def _by_length(spec: AttentionSpec) -> bool:
-    return spec.scale is not None and bool(names(spec.scale) & {"q_len", "k_len"})
+    return ""
 
 
 def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:

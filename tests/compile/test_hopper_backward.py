@@ -104,6 +104,11 @@ def test_what_it_does_not_do_is_said(text, why):
     assert choose_backward(spec, Shape(), target("sm_90")).algorithm == "fa2"
 
 
+@pytest.mark.parametrize("body", ["mask k <= q", "score 20 * tanh(s / 20)", "scale 1 / sqrt(k_len)"])
+def test_it_is_taken_unasked(body):
+    assert choose_backward(parse(f"attention a {{ {body} }}").spec, Shape(), target("sm_90")).algorithm == "fa3"
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
 def test_files_are_the_same_to_the_byte_and_fit_to_be_read(path, deterministic):
