@@ -1,15 +1,16 @@
 """The planner's untuned first choice beside the fastest plan of a grid, in dense rows and variants, on this GPU.
 
     python benchmarks/planner.py [--out DIR] [--rows dense,variants] [--only TEXT,...] [--json NAME]
-        [--seconds SECONDS] [--every] [--rest FILE,... [--again NAME]] [--algorithm NAME]
+        [--seconds SECONDS] [--every] [--within TIMES] [--rest FILE,... [--again NAME]] [--algorithm NAME]
 
 The grid: every legal fa2 plan with 64 or 128 rows, 32, 64 or 128 keys, two to four stages, 4 warps (8 too, where there
 are 128 rows, with and without a cap on registers) and each reference of the exponentials; and every legal schedule of
-the warp-specialised kernel. `--every` takes every plan that the planner ranks instead. `--rest` takes the times that
-these records have, and measures the other plans, the first choice and the fastest of what is known; `--again` measures
-those of an algorithm whose kernels have changed since. Each is compared with float64, then timed, briefly where it is
-far from the fastest so far; the first choice and the fastest are timed again in turns. Rows of one spec and head size
-share their kernels and are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
+the warp-specialised kernel. `--every` takes every plan that the planner ranks instead; `--within` leaves out those to
+which the model gives more than so many times its least time. `--rest` takes the times that these records have, and
+measures the other plans, the first choice and the fastest of what is known; `--again` measures those of an algorithm
+whose kernels have changed since. Each is compared with float64, then timed, briefly where it is far from the fastest so
+far; the first choice and the fastest are timed again in turns. Rows of one spec and head size share their kernels and
+are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
 """
 
 from __future__ import annotations
@@ -90,19 +91,30 @@ def rest(candidates: list[Candidate], known: list[dict[str, float]]) -> list[Can
     return [c for n, c in named.items() if n in kept] + [c for n, c in named.items() if n not in kept | measured]
 
 
+def beyond(candidates: list[Candidate], within: float) -> set[str]:
+    """Names of those to which the model gives more than so many times its least time, but for the first of each
+    algorithm."""
+    firsts = {c.plan.algorithm: told(c) for c in reversed(candidates)}
+    known = {told(c): c.predicted_ms for c in candidates if c.predicted_ms is not None}
+    return {name for name, ms in known.items() if ms > within * min(known.values())} - set(firsts.values())
+
+
 class Contest:
     """Every plan of the grid in every row of a family."""
 
-    def __init__(self, family: Family, only: str, every: bool, algorithm: str, known: Known) -> None:
+    def __init__(
+        self, family: Family, only: str, every: bool, algorithm: str, known: Known, within: float = math.inf
+    ) -> None:
         self.family, self.planned = family, planned_of(family)
         self.candidates = grid(self.planned, every, algorithm)
-        self.names = {told(c) for c in self.candidates}
+        self.names, self.beyond = {told(c) for c in self.candidates}, beyond(self.candidates, within)
         self.known = {row: {n: ms for n, ms in times.items() if n in self.names} for row, times in known.items()}
         self.attention = Attention(self.planned.parsed, self.planned.consts, tuned={})
         rows = forward.wanted({family[0]: forward.MADE[family[0]]}, family[0], only)
         self.rows = [row for _, _, row in rows if (row.spec, row.head_dim) == family[1:]]
         if any(row.name in known for row in self.rows):
             self.candidates = rest(self.candidates, [self.known.get(row.name, {}) for row in self.rows])
+        self.candidates = [c for c in self.candidates if told(c) not in self.beyond]
         self.times: dict[str, dict[Candidate, float]] = {row.name: {} for row in self.rows}
         self.wrong: list[str] = []
         self.compiled: dict[Candidate, Attention] = {}
@@ -148,6 +160,7 @@ class Contest:
             every = self.known.get(row.name, {}) | {told(c): round(ms, 4) for c, ms in times.items()}
             made.append({
                 "part": row.part, "row": row.name, "plans": len(self.names), "measured": len(every),
+                "beyond": len(self.beyond - every.keys()),
                 "left": left, "wrong": self.wrong, "failed": failed,
                 "first": told(first), "first_ms": final.get(first), "best": told(winner), "best_ms": final[winner],
                 "share": round(final[winner] / final[first], 4) if first in final else None,
@@ -183,11 +196,12 @@ def told(candidate: Candidate) -> str:
 
 
 def contest(
-    family: Family, only: str, every: bool, algorithm: str, known: Known, workers: int, end: float, out: Any
-) -> None:
+    family: Family, only: str, every: bool, algorithm: str, known: Known, within: float, workers: int, end: float,
+    out: Any,
+) -> None:  # fmt: skip
     """A process of its own: results are put into `out`."""
     compiling = Workers(workers)
-    made, failed, left = Contest(family, only, every, algorithm, known), [], 0
+    made, failed, left = Contest(family, only, every, algorithm, known, within), [], 0
     try:
         waiting = [(c, compiling.submit(job_of(made.attention, made.planned, pipeline.FORWARD, c)))
                    for c in made.candidates]  # fmt: skip
@@ -218,8 +232,9 @@ def shown(row: dict[str, Any]) -> str:
     fa2 = f"; of fa2 {row['share_fa2']:.3f}" if row["share_fa2"] else ""
     share = f"{row['share']:.3f}" if row["share"] else "-"
     return (
-        f"{row['row']:40s} {share}  {row['measured']} of {row['plans']} plans; first {row['first']}, "
-        f"best {row['best']} {row['best_ms']:.4f} ms{fa2}; wrong {len(row['wrong'])}, failed {len(row['failed'])}"
+        f"{row['row']:40s} {share}  {row['measured']} of {row['plans']} plans, {row['beyond']} left out; "
+        f"first {row['first']}, best {row['best']} {row['best_ms']:.4f} ms{fa2}; "
+        f"wrong {len(row['wrong'])}, failed {len(row['failed'])}"
     )
 
 
@@ -232,6 +247,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing more is waited for")
     parser.add_argument("--workers", type=int, default=2, help="that compile for each spec and head size")
     parser.add_argument("--every", action="store_true", help="every plan that the planner ranks")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="TIMES", help="by the model")
     parser.add_argument("--rest", default="", metavar="FILE,...", help="records whose plans are not measured again")
     parser.add_argument("--again", default="", metavar="NAME", help="but for those of this algorithm")
     parser.add_argument("--algorithm", default="", help="plans of this one alone, beside the first choice")
@@ -243,7 +259,7 @@ def main() -> None:
         for row in records.rows(Path(options.out) / name):
             times = {n: ms for n, ms in row["times"].items() if n.split()[0] != options.again}
             known.setdefault(row["row"], {}).update(times)
-    chosen = options.only, options.every, options.algorithm, known, options.workers
+    chosen = options.only, options.every, options.algorithm, known, options.within, options.workers
     running = [context.Process(target=contest, args=(family, *chosen, end, out)) for family in found]
     for process in running:
         process.start()

@@ -156,7 +156,8 @@ def planner(record: dict[str, Any]) -> list[str]:
     lines = [_cells("row", "plans", "of the fastest", "fa2's first choice, of the fastest fa2"), "|---|---|---|---|"]
     for row in record["rows"]:
         shares = (f"{row[n]:.2f}" if row[n] else "-" for n in ("share", "share_fa2"))
-        lines.append(_cells(row["row"], f"{row['measured']} of {row['plans']}", *shares))
+        out = f", {row['beyond']} left out" if row.get("beyond") else ""
+        lines.append(_cells(row["row"], f"{row['measured']} of {row['plans']}{out}", *shares))
     return lines
 
 

@@ -30,10 +30,10 @@ def test_the_grid_begins_with_the_first_choice_and_holds_both_algorithms(bench):
 
 def test_a_row_is_told_with_its_share(bench):
     row = {
-        "row": "causal", "share": 0.95, "measured": 2, "plans": 3, "first": "a", "best": "b", "best_ms": 1.0,
-        "share_fa2": None, "wrong": [], "failed": ["c"],
+        "row": "causal", "share": 0.95, "measured": 2, "plans": 4, "beyond": 1, "first": "a", "best": "b",
+        "best_ms": 1.0, "share_fa2": None, "wrong": [], "failed": ["c"],
     }  # fmt: skip
-    assert "0.950  2 of 3 plans; first a, best b 1.0000 ms; wrong 0, failed 1" in bench.shown(row)
+    assert "0.950  2 of 4 plans, 1 left out; first a, best b 1.0000 ms; wrong 0, failed 1" in bench.shown(row)
 
 
 def test_the_rest_of_a_grid_is_what_no_record_has_with_the_fastest_of_each_algorithm(bench):
@@ -47,6 +47,19 @@ def test_the_rest_of_a_grid_is_what_no_record_has_with_the_fastest_of_each_algor
     assert found[0] == bench.told(grid[0]) and set(found[:8]) == ahead
     assert found[8:] == names["fa2"][20:]
     assert set(bench.rest(grid, [times, {}])) == set(grid)  # the second row has no times yet
+
+
+def test_plans_far_behind_in_the_model_are_left_out_but_for_the_first_of_an_algorithm(bench):
+    family, row = ("dense", "full", 64), "full D64 H32 B4 S4096"
+    whole = bench.Contest(family, row, False, "", {})
+    least = min(c.predicted_ms for c in whole.candidates if c.predicted_ms)
+    near = bench.Contest(family, row, False, "", {}, 1.05)
+    first = {c.plan.algorithm: c for c in reversed(whole.candidates)}
+    assert not whole.beyond and near.names == whole.names
+    assert first["fa2"].predicted_ms > 1.05 * least
+    kept = {c for c in whole.candidates if c.predicted_ms is None or c.predicted_ms <= 1.05 * least} | {*first.values()}
+    assert near.candidates == [c for c in whole.candidates if c in kept]
+    assert near.beyond == {bench.told(c) for c in whole.candidates if c not in kept} != set()
 
 
 def test_times_of_a_record_are_those_of_plans_that_are_in_the_grid_today(bench):
