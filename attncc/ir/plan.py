@@ -66,9 +66,12 @@ class KernelPlan:
     gather_bytes: int = 0  # for each pair, too narrow to be loaded ahead
     chain_bytes: int = 0  # for each pair, at indices that were read themselves, the indices among them
     levels: tuple[int, ...] = ()  # for each pair, wide enough to be loaded ahead: what scores read, its indices, theirs
+    level_widths: tuple[int, ...] = ()  # of each level, the widest read
     full_levels: tuple[int, ...] = ()  # the same, without what the mask reads: in the loop over whole tiles
     full_key_bytes: int = 0  # as key_bytes, there
+    full_reads: tuple[int, ...] = ()  # narrow_bytes, index_bytes, narrow_key_bytes and flag_bytes there; () without it
     narrow_bytes: int = 0  # for each pair, too narrow for that: the widest
+    narrow_key_bytes: int = 0  # the same, for each key
     index_bytes: int = 0  # the same, of indices
     flag_bytes: int = 0  # of levels[0]: bits, and what is compared alone
     reads_down: bool = False  # what scores and masks read for each pair lies side by side from row to row, all of it

@@ -288,13 +288,13 @@ def _behind_cache(kernel: Kernel, own: Kernel, target: Target) -> Any:
     return found
 
 
-def _split_forms(plan: KernelPlan, made: Parts, s: Sizes) -> dict[str, Any]:
+def _split_forms(plan: KernelPlan, target: Target, made: Parts, s: Sizes) -> dict[str, Any]:
     """What of K and V runs ahead, and what does not: all of a head, or so many of its columns."""
     found = {}
     for what, head, symbol, whole in (
         ("key", plan.head_dim, s.head_dim, made.key), ("value", plan.head_dim_v, s.head_dim_v, made.value)
     ):  # fmt: skip
-        ahead, late = split(plan, head)
+        ahead, late = split(plan, head, target)
         for name, columns in ((f"{what}_ahead", sum(ahead)), (f"{what}_late", max(late, default=0))):
             of_all = getattr(made, name) == whole
             found[name] = s.tile_k * s.element * (symbol if of_all else columns)
@@ -314,7 +314,8 @@ def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
         "key_piece": tk * d * e, "value_piece": tk * dv * e, "out_piece": tq * dv * e, "out": tq * dv * e,
         "sums": tq * dv * SUM, "pairs": pairs, "rows": tq, "ahead": pairs * ahead_bytes(plan),
         "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_pair(plan, target)),
-        "swapped": one * made.swapped, SINGLE: one, **_split_forms(plan, made, s),
+        "key_passed": one * made.key_passed, "swapped": one * made.swapped, SINGLE: one,
+        **_split_forms(plan, target, made, s),
     }  # fmt: skip
     if made.key_operand != plan.tile_k * plan.key_bytes:  # to where a tile may begin
         form["key_operand"] = one * made.key_operand

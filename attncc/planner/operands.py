@@ -26,10 +26,12 @@ class Operands:
     chain   read at an index that was read itself, and such indices: all together
     levels  of a pair, words and more: what scores and masks read, then its indices, then theirs, down to the first
             that is narrower; 0 for a level that holds what is read of keys alone
+    widths  of each of these levels, the widest
     keys    of a key alone, words and more: all levels
     narrow  of a pair, read by scores and masks, less than a word: the widest
     index   the same, of indices that lie side by side from row to row, unlike what is read at them: they are loaded in
             a layout of their own; both take what is wide too where it is not loaded ahead
+    narrow_keys  of a key alone, less than a word or not loaded ahead: the widest
     flags   of the first level, what goes to the scores as a truth value: packed bits, and what is compared alone
     mask_levels  how many levels the part of the mask that keys alone decide has
     down    whether all of the first level, narrow or not, lies side by side from row to row
@@ -43,13 +45,20 @@ class Operands:
     gather: int = 0
     chain: int = 0
     levels: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
     keys: int = 0
     narrow: int = 0
+    narrow_keys: int = 0
     index: int = 0
     tests: bool = False
     flags: int = 0
     mask_levels: int = 0
     down: bool = False
+
+    @property
+    def passing(self) -> tuple[int, ...]:
+        """What can pass from one layout to another, in the order of KernelPlan.full_reads."""
+        return self.narrow, self.index, self.narrow_keys, self.flags
 
 
 def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
@@ -88,8 +97,10 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
     whole = {r for e in expressions for r in _outermost(e, compared=False)}
     flags = sum(size for read, size in found.first.items() if read not in whole or _is_bit(spec, read))
     down = bool(found.own) and all(map(_runs_down, found.own))
-    return Operands(pair, bits, key, row, gather, chain, tuple(found.bytes), found.keys, found.narrow, found.index,
-                    _tests(spec), flags, len(masked.bytes), down)  # fmt: skip
+    return Operands(
+        pair, bits, key, row, gather, chain, tuple(found.bytes), tuple(found.widths), found.keys, found.narrow,
+        found.narrow_keys, found.index, _tests(spec), flags, len(masked.bytes), down,
+    )  # fmt: skip
 
 
 def _is_bit(spec: AttentionSpec, read: Read) -> bool:
@@ -161,8 +172,10 @@ class _Levels:
 
     spec: AttentionSpec
     bytes: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
     keys: int = 0
     narrow: int = 0
+    narrow_keys: int = 0
     index: int = 0
     own: list[Expr] = field(default_factory=list)  # the last indices of what the first level reads of pairs
     first: dict[Read, int] = field(default_factory=dict)  # what is in bytes[0], of pairs
@@ -179,11 +192,15 @@ class _Levels:
         if wide:
             self.bytes += [0] * (level + 1 - len(self.bytes))
             self.bytes[level] += size if own else 0
+            self.widths += [0] * (level + 1 - len(self.widths))
+            self.widths[level] = max(self.widths[level], size if own else 0)
             self.first |= {read: size} if own and level == 0 else {}
             self.keys += 0 if own else size
-        elif own and level == 0:
+        elif not own:
+            self.narrow_keys = max(self.narrow_keys, size)
+        elif level == 0:
             self.narrow = max(self.narrow, min(size, WORD))
-        elif own and _runs_down(read.indices[-1]):
+        elif _runs_down(read.indices[-1]):
             self.index = max(self.index, size)
         for i in read.indices:
             for inner in _outermost(i):

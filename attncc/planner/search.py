@@ -134,6 +134,7 @@ def _candidates(
     caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
     reads = {apart: operands(spec, apart) for apart in (False, True)}
     bare = replace(spec, masks=()) if visits is not None and visits.full else spec
+    loops = visits is None or bool(visits.full)  # over whole tiles, too
     in_full = {apart: operands(bare, apart) for apart in (False, True)}
     products, classed, key_mask = spec.precision.products, _classed(visits), has_key_mask(spec)
     for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
@@ -149,8 +150,10 @@ def _candidates(
                 key_mask=key_mask or (spec.ragged and loads == "descriptor"),
                 layout="ragged" if spec.ragged else "dense", dropout=spec.dropout is not None,
                 pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
-                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, full_levels=in_full[apart].levels,
-                full_key_bytes=in_full[apart].keys, narrow_bytes=read.narrow, index_bytes=read.index,
+                gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels,
+                level_widths=read.widths, full_levels=in_full[apart].levels, full_key_bytes=in_full[apart].keys,
+                full_reads=in_full[apart].passing if loops else (), narrow_bytes=read.narrow,
+                narrow_key_bytes=read.narrow_keys, index_bytes=read.index,
                 row_tests=read.tests, flag_bytes=read.flags, mask_levels=read.mask_levels, reads_down=read.down,
             )  # fmt: skip
 

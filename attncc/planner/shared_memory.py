@@ -24,9 +24,9 @@ PADDING = 16  # of the bytes of a buffer, at least: what is added to it
 WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that what is true or not takes on its way to the scores
 STORED = 64  # bytes of a thread that pass at a time on the way of an output without a matrix unit
 SWAPPED = 32  # bytes of a thread that pass at a time from one layout to another, of an output of tcgen05
+MMA_ROWS, VECTOR = 16, 8  # rows of a warp's instruction; elements of 16 bits that a thread stores at once
 TESTED = 16  # the same, of what a mask found of rows
 BARRIERS = 128  # of TMA
-SUMS = 1152  # tcgen05: barriers, the scratch of row reductions, and the alignment of what follows
 ALIGNMENT = 1024  # of a tile that a matrix unit or a descriptor addresses, whose rows have SWIZZLED bytes or more
 SWIZZLED = 128
 
@@ -85,6 +85,7 @@ class Parts:
     ahead: int  # of tensor parameters that are loaded ahead, one buffer of each
     key_operand: int
     passed: int  # what changes its layout on the way to the scores, or to the addresses of what they read
+    key_passed: int  # the same, of keys alone
     swapped: int  # what the output, or a mask, passes through on its way to another layout
     out: int  # all pieces
     sums: int  # of the output's widest piece, in float32
@@ -92,6 +93,7 @@ class Parts:
     rows: int
 
 
+OF_READS = ("key_operand", "ahead", "passed", "key_passed")  # of Parts
 Tiles = Callable[[KernelPlan, Target], Parts]
 
 
@@ -105,7 +107,11 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     column, out_piece = plan.tile_k * size, plan.tile_q * piece_v * size
     if unit == "fma":
         out_piece = min(out_piece, STORED * plan.warps * target.warp_size)
-    (key_ahead, key_late), (value_ahead, value_late) = (split(plan, n) for n in (plan.head_dim, plan.head_dim_v))
+    if unit in ("wgmma", "mma") and size < WORD and triton_release() >= IN_HALVES:
+        out_piece >>= _rows_apart(plan, target, piece_v)
+    (key_ahead, key_late), (value_ahead, value_late) = (
+        split(plan, n, target) for n in (plan.head_dim, plan.head_dim_v)
+    )
     return Parts(
         query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
         weights=pairs * size, query_piece=plan.tile_q * piece * size,
@@ -114,10 +120,22 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         key_late=column * max(key_late, default=0), value_late=column * max(value_late, default=0),
         out_piece=out_piece,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
-        passed=int(pairs * passed_pair(plan, target)),
+        passed=int(pairs * passed_pair(plan, target)), key_passed=-(-key_passed(plan, target) // aligned) * aligned,
         swapped=(SWAPPED if unit == "tcgen05" else TESTED) * plan.warps * target.warp_size,
         out=plan.tile_q * dv * size, sums=plan.tile_q * piece_v * WORD, pairs=pairs, rows=plan.tile_q,
     )  # fmt: skip
+
+
+def _rows_apart(plan: KernelPlan, target: Target, columns: int) -> int:
+    """How often an output of 16 bits halves on its way to the rows that are stored: for each bit of a row's number that
+    tells apart what a thread holds before and after, since its registers pass one after another then. Without
+    instructions that store matrices this goes for warps that share out rows alone."""
+    down = min(plan.warps, plan.tile_q // MMA_ROWS)  # warps, one below the other
+    if not target.caps.has_tma and (down < plan.warps or columns <= MMA_ROWS):
+        return 0
+    stored = VECTOR * plan.warps * target.warp_size // columns  # rows that all threads store at a time
+    bits = [bit for bit in (1 << n for n in range(plan.tile_q.bit_length() - 1)) if bit >= stored]
+    return sum(bit == MMA_ROWS // 2 or bit >= MMA_ROWS * down for bit in bits)
 
 
 def alignment(plan: KernelPlan) -> int:
@@ -131,10 +149,17 @@ def ahead_bytes(plan: KernelPlan) -> int:
     return sum(plan.levels[: plan.stages - 1])
 
 
-def latency(plan: KernelPlan) -> int:
+def loads_keys_once(plan: KernelPlan, target: Target) -> bool:
+    """Whether what is read of a tile's keys is loaded in one layout and passes to others. Of a tile with fewer keys
+    than there are threads a load is cheap: the compiler makes one in each layout."""
+    return plan.tile_k >= plan.warps * target.warp_size
+
+
+def latency(plan: KernelPlan, target: Target) -> int:
     """Stages between a load and its use: the levels share out those that there are. What a masked load of V waits for
-    is a level further ahead than what the scores read."""
-    waits = plan.key_mask and plan.loads == "pointer" and split(plan, plan.head_dim_v)[1] == ()
+    is a level further ahead than what the scores read, where it is not the same load."""
+    waits = plan.key_mask and plan.loads == "pointer" and not loads_keys_once(plan, target)
+    waits = waits and split(plan, plan.head_dim_v, target)[1] == ()
     levels = max(len(plan.levels), plan.mask_levels + 1 if waits and plan.mask_levels else 0)
     return (plan.stages - 1) // max(1, min(levels, plan.stages - 1))
 
@@ -146,28 +171,56 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
     unit, kept = matrix_unit(plan, target), plan.stages - 1
     if unit == "mfma":  # what it loads ahead, it keeps in registers, and never in the layout of the scores
         kept = 0
-    direct, inner = plan.levels[kept:1], plan.levels[max(kept, 1) :]
+    direct, inner = plan.levels[kept:1], plan.level_widths[max(kept, 1) : len(plan.levels)]
     words = sum(direct) - plan.flag_bytes * len(direct)
     narrow = max(plan.narrow_bytes, min(words, WORD), FLAG if plan.flag_bytes and direct else 0)
     index = max(plan.index_bytes, *inner, 0)
-    if unit in WHOLE and narrow and not _reads_as_scores(plan, target):
+    if _reads_as_scores(plan, target):
+        narrow = 0 if plan.tile_q == target.warp_size * plan.warps else narrow
+    elif unit in WHOLE and narrow:
         narrow = WORD
-    wide = plan.tile_k == pieces(plan.head_dim_v)[0]
-    if unit in ("wgmma", "mma") and wide and narrow >= WORD and triton_release() >= IN_HALVES:
-        return max(narrow / 2, index)
-    return max(narrow, index)
+    if unit in ("fma", "mfma") or triton_release() < IN_HALVES:
+        return max(narrow, index)
+    wide = plan.tile_k == pieces(plan.head_dim_v)[0] if unit != "tcgen05" else _as_piece(plan)
+    return max(narrow / 2 if wide and narrow >= WORD else narrow, _index_at_once(plan, target, index))
+
+
+def _as_piece(plan: KernelPlan) -> bool:
+    """Whether a tile of pairs is as wide as a piece of Q or of the output, in 16 bits: it takes the layout of these,
+    of which a thread has neighbours."""
+    return ELEMENT_BYTES[plan.dtype] < WORD and plan.tile_k in (*pieces(plan.head_dim), *pieces(plan.head_dim_v))
+
+
+def _as_keys(plan: KernelPlan) -> bool:
+    """Whether what runs down the rows has the shape of K's own loads, and their layout."""
+    return plan.loads == "pointer" and plan.tile_q in pieces(plan.head_dim)
+
+
+def _index_at_once(plan: KernelPlan, target: Target, index: int) -> float:
+    """What of an index passes at once to the layout of what is read at it: registers that a thread has before and after
+    pass one after another, where one of the two layouts has neighbours."""
+    if _as_keys(plan) == _as_piece(plan):
+        return index
+    along, many = (plan.tile_k, {8: 4}) if _as_keys(plan) else (plan.tile_q, {2: 1, 4: 1, 8: 4})
+    # threads side by side along the other axis are two at most, so that two bits of a neighbour's number are apart
+    return many.get(index, index) if plan.warps * target.warp_size <= 2 * along else index
 
 
 def _reads_as_scores(plan: KernelPlan, target: Target) -> bool:
     """Whether a read has a row to a thread, as tcgen05 leaves the scores: not where K's own loads are tiles of the same
     shape, whose layout it takes."""
-    as_keys = plan.loads == "pointer" and plan.tile_q in pieces(plan.head_dim)
-    return plan.reads_down and matrix_unit(plan, target) == "tcgen05" and not as_keys
+    return plan.reads_down and matrix_unit(plan, target) == "tcgen05" and not _as_keys(plan)
+
+
+def key_passed(plan: KernelPlan, target: Target) -> int:
+    """Bytes of keys alone that are not loaded ahead and pass from one layout to another: the widest."""
+    late = plan.key_bytes if matrix_unit(plan, target) == "mfma" else 0  # in registers
+    return plan.tile_k * max(plan.narrow_key_bytes, late) if loads_keys_once(plan, target) else 0
 
 
 def passed_pair(plan: KernelPlan, target: Target) -> float:
     """The same with dropout, whose flags pass too."""
-    return max(passed_bytes(plan, target), FLAG if plan.dropout else 0)
+    return max(passed_bytes(plan, target), FLAG * plan.dropout)
 
 
 Phase = dict[str, int]  # how many of each of Parts are there together; `bytes` counts single bytes
@@ -177,13 +230,19 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """What lies in shared memory at the moments that could be the fullest: the loop, its parts, and the last store."""
     if not target.is_gpu:
         return ()
-    unit, loops = matrix_unit(plan, target), _loops(plan, target)
-    passing = [{**moment, "weights": 0, "passed": 1} for moment in loops[:1]]  # before there are weights
-    if _swaps(plan, target):
-        passing += [{**moment, "swapped": 1} for moment in loops]
+    unit = matrix_unit(plan, target)
     query = ({"query_piece": 1},) if unit == "mfma" else ()  # passes through once, before the loop
     stored = [{"out_piece": 1}] if unit != "mfma" or _regroups(plan) else []
-    return (*query, *loops, *passing, *stored)
+    return (*query, *_steps(plan, target), *stored)
+
+
+def _steps(plan: KernelPlan, target: Target) -> list[Phase]:
+    """A loop, and what passes from one layout to another in it."""
+    loops = _loops(plan, target)
+    passing = [{**loops[0], "weights": 0, what: 1} for what in ("passed", "key_passed")]  # before there are weights
+    if _swaps(plan, target):
+        passing += [{**moment, "swapped": 1} for moment in loops]
+    return [*loops, *passing]
 
 
 def _regroups(plan: KernelPlan) -> bool:
@@ -195,12 +254,15 @@ def _regroups(plan: KernelPlan) -> bool:
 def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
     unit = matrix_unit(plan, target)
     # for the scores, and turned round for each piece of the values, but for their masked load
-    ahead, late = split(plan, plan.head_dim_v)
-    reads = 1 + (len(ahead) if plan.key_mask and not late else 0)
-    kept = {"key_operand": max(latency(plan), 1) * reads}
-    if unit != "mfma":
-        kept["ahead"] = latency(plan)
-    return [{**moment, **kept} for moment in _LAYOUTS[unit](plan, target)]
+    ahead, late = split(plan, plan.head_dim_v, target)
+    reads = 1 + (len(ahead) if plan.key_mask and not late and not loads_keys_once(plan, target) else 0)
+    moments = _LAYOUTS[unit](plan, target)
+    if unit == "mfma":  # what it loads ahead of these, it keeps in registers
+        return list(moments)
+    stages = latency(plan, target)
+    kept = {"key_operand": max(stages, 1) * reads, "ahead": stages}
+    listed = WORD * stages if plan.classed else 0  # numbers of the tiles that come next
+    return [{**moment, **kept, "bytes": moment.get("bytes", 0) + listed} for moment in moments]
 
 
 def _swaps(plan: KernelPlan, target: Target) -> bool:
@@ -209,7 +271,8 @@ def _swaps(plan: KernelPlan, target: Target) -> bool:
     before wgmma and mma, several parts of a mask over rows that were read one to a thread."""
     unit = matrix_unit(plan, target)
     if unit == "tcgen05":
-        return (plan.classed or plan.reads_down) and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
+        by_row = plan.reads_down and plan.narrow_bytes > 0  # what is loaded ahead is read as the scores lie
+        return (plan.classed or by_row) and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
     return unit in ("wgmma", "mma") and plan.row_tests and plan.tile_q == target.warp_size * plan.warps
 
 
@@ -218,30 +281,44 @@ def fa2_forward(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> in
     over whole tiles, which leaves that out, has K and V more stages ahead."""
     tiles = tiles_of(plan, target)
     found = [phase_bytes(phase, tiles) for phase in phases(plan, target)]
-    if plan.levels != plan.full_levels or plan.key_mask:
-        full = replace(plan, levels=plan.full_levels, key_bytes=plan.full_key_bytes, key_mask=False)
+    if plan.full_reads and (plan.levels != plan.full_levels or plan.key_mask):
+        full = whole_tiles(plan)
         if target.is_gpu:
-            tiles = tiles_of(full, target)
-            if full.key_bytes != plan.key_bytes:  # a number of its own, not what the plan's keys take
-                tiles = replace(tiles, key_operand=int(tiles.key_operand))
-            found += [phase_bytes(phase, tiles) for phase in _loops(full, target)]
+            own = tiles_of(full, target)
+            read = {name: getattr(own, name) for name in OF_READS}  # numbers of its own where the plan's differ
+            own = replace(own, **{name: int(n) for name, n in read.items() if n != getattr(tiles, name)})
+            found += [phase_bytes(phase, own) for phase in _steps(full, target)]
     return max(found, default=0)
+
+
+def whole_tiles(plan: KernelPlan) -> KernelPlan:
+    """The plan as the loop over whole tiles has it, which evaluates no mask."""
+    narrow, index, keys, flags = plan.full_reads
+    return replace(
+        plan, levels=plan.full_levels, key_bytes=plan.full_key_bytes, key_mask=False, mask_levels=0, row_tests=False,
+        narrow_bytes=narrow, index_bytes=index, narrow_key_bytes=keys, flag_bytes=flags,
+    )  # fmt: skip
 
 
 def phase_bytes(phase: Phase, tiles: Parts) -> int:
     return sum(n if what == "bytes" else n * getattr(tiles, what) for what, n in phase.items())
 
 
-def split(plan: KernelPlan, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The pieces of a head of K or V that run ahead, and the others. Ahead goes what has more than one stage, and 4
-    bytes at a time at least: the last piece of a head of 95, whose columns are tested one by one, has 2 in f16."""
+def split(plan: KernelPlan, head_dim: int, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The pieces of a head of K or V that run ahead, and the others. Ahead goes what has more than one stage, and a
+    word of each thread at a time at least: the last piece of a head of 95, whose columns are tested one by one, has 2
+    bytes in f16, and so has a piece of as many elements as there are threads."""
     whole = pieces(head_dim)
     if plan.stages == 1:
         return (), whole
-    run = gcd(16, head_dim) * ELEMENT_BYTES[plan.dtype]
-    if plan.loads == "descriptor" or run >= 4 or sum(whole) == head_dim:
+    if plan.loads == "descriptor":
         return whole, ()
-    return whole[:-1], whole[-1:]
+    size = ELEMENT_BYTES[plan.dtype]
+    few = WORD * plan.warps * target.warp_size // (size * plan.tile_k)  # columns of a word of each thread
+    ahead = tuple(piece for piece in whole if piece >= few)
+    if gcd(16, head_dim) * size < WORD and sum(whole) != head_dim:
+        ahead = ahead[: len(whole) - 1]
+    return ahead, whole[len(ahead) :]
 
 
 def _loop(buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
@@ -255,26 +332,22 @@ def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
     replaced, go back from registers, so that a stage less of them waits."""
     by_tma = plan.loads == "descriptor" and plan.stages > 1
-    loop = _loop(latency(plan) + 1, {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0})
+    buffers = latency(plan, target)
+    loop = _loop(buffers + 1, {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0})
     if not (by_tma and plan.key_mask):
         return loop
-    return tuple({**moment, "value_ahead": latency(plan), "value_piece": 1} for moment in loop)
+    return tuple({**moment, "value_ahead": buffers, "value_piece": 1} for moment in loop)
 
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As wgmma, but that the second product is pipelined with the first: of values that were not loaded ahead there are
     two pieces then, beside one of such keys. With a threshold to look for, loops follow one another, and the tiles of
     the last lie behind the scratch of the first: warp groups have some that share out columns."""
-    sums = -(-SUMS // ALIGNMENT) * ALIGNMENT if plan.reference == "threshold" and plan.warps > 4 else SUMS
-    base, *late = _loop(latency(plan) + 1, {"query": 1, "bytes": sums})
+    grouped = plan.warps > 4  # groups share out columns: a row's sums pass between them
+    sums = BARRIERS + (ALIGNMENT if grouped else alignment(plan))
+    sums = -(-sums // ALIGNMENT) * ALIGNMENT if plan.reference == "threshold" and grouped else sums
+    base, *late = _loop(latency(plan, target) + 1, {"query": 1, "bytes": sums})
     return (*late, base) if plan.stages == 1 else ({**base, "key_late": 1, "value_late": 2},)
-
-
-def _ahead(plan: KernelPlan) -> int:
-    """Buffers of a tile that the product reads into registers: one more where a masked load of V has others to wait
-    for, since it is issued before the product then."""
-    own = latency(plan)
-    return own + 1 if plan.mask_levels and own < latency(replace(plan, mask_levels=0)) else own
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -286,7 +359,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     across = 16 * plan.warps // plan.tile_q  # warps that share a row
     aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
     kept = {"query": 1, "bytes": aside}
-    base, first, second = _loop(_ahead(plan), kept, {"weights": weights, **replaced})
+    base, first, second = _loop(latency(plan, target), kept, {"weights": weights, **replaced})
     summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
     return base, first, second, summed
 
@@ -294,7 +367,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
     across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
-    return _loop(_ahead(plan), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
+    return _loop(latency(plan, target), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:

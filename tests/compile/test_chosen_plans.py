@@ -77,6 +77,23 @@ BIASES = [
     ("attention down(t: bool[h, n]) { mask t[h, q - k] }", "bf16", 128, 128, 4096, "sm_100"),
     ("attention near(i: i16[b, k], t: i32[m, h]) { mask 0 <= q - k < 100 mask t[i[b, k], h] > 0 }",
      "f16", 40, 40, 4096, "sm_90"),
+    ("attention thin(t: u8[b, k]) { score s + t[b, k] }", "bf16", 96, 96, 17, "sm_90"),
+    ("attention thin(t: f16[b, k]) { score s * t[b, k] }", "bf16", 64, 64, 4096, "sm_90"),
+    ("attention seen(t: i16[h, row, k]) { score s + t[h, row, k] }", "bf16", 40, 40, 4096, "sm_100"),
+    ("attention down(t: i8[h, n]) { score s + t[h, q - k] }", "bf16", 16, 16, 4096, "sm_100"),
+    ("attention keys(t: i32[b, k]) { mask k <= q mask t[b, k] > 0 }", "bf16", 16, 16, 1, "sm_100"),
+    ("attention keys(t: i64[b, k]) { score where(t[b, k] > 0, s, s - 1.0) }", "bf16", 16, 128, 4096, "sm_80"),
+    ("attention far(i: i8[n], t: i64[m, h], u: i32[b, k]) { mask u[b, k] > 0 score s * t[i[q - k], h] }",
+     "bf16", 64, 64, 4096, "sm_100"),
+    ("attention two(i: i64[n], t: bit[m, h], j: i32[n], u: i32[m, h]) "
+     "{ mask t[i[q - k], h] score where(u[j[q - k], h] > 0, s, s - 1.0) }", "f16", 96, 96, 1, "gfx942"),
+    ("attention far(i: i64[n], t: bf16[m, h]) { mask k <= q score s * t[i[q - k], h] }", "bf16", 31, 31, 17, "sm_80"),
+    ("attention far(i: i32[n], t: i8[m, h]) { mask k < 100 score s + t[i[q - k], h] }", "f16", 64, 64, 4096, "sm_90"),
+    ("attention far(i: i64[n], t: bf16[m, h]) { score s * t[i[q - k], h] }", "f16", 256, 96, 4096, "sm_80"),
+    ("attention down(t: i32[h, n]) { mask k < 100 score where(t[h, q - k] > 0, s, s - 1.0) }",
+     "f16", 64, 64, 4096, "sm_100"),
+    ("attention near(i: i16[b, k], t: i32[m, o]) { mask t[i[b, q], i[b, k]] > 0 }", "bf16", 31, 64, 17, "sm_100"),
+    ("attention few(t: bf16[h, row, k]) { mask k <= q score s * t[h, row, k] }", "bf16", 16, 16, 4096, "gfx942"),
 ]  # fmt: skip
 
 Compiled = Callable[..., Resources]

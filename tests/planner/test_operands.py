@@ -16,24 +16,34 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
     ("text", "found"),
     [
         ("attention a { mask k <= q }", Operands()),
-        ("attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }", Operands(pair=4, levels=(4,))),
+        (
+            "attention a(b_: f32[b, h, row, k]) { score s + b_[b, h, row, k] }",
+            Operands(pair=4, levels=(4,), widths=(4,)),
+        ),
         ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[row, k] * s }", Operands(pair=2, narrow=2)),
         ("attention a(b_: bf16[row, k]) { score s + b_[row, k] + b_[q, k] }", Operands(pair=4, narrow=2)),
-        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1, levels=(4,), flags=4)),
-        ("attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }", Operands(key=4, row=4, levels=(0,), keys=4)),
+        ("attention a(m: bit[row, n]) { mask m[row, k] }", Operands(bits=1, levels=(4,), widths=(4,), flags=4)),
+        (
+            "attention a(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }",
+            Operands(key=4, row=4, levels=(0,), widths=(0,), keys=4),
+        ),
         (
             "attention a(t: f32[row, k], u: i32[row, k]) { mask u[row, k] > 0 score where(s < t[row, k], s, 0) }",
-            Operands(pair=8, levels=(8,), flags=4),
+            Operands(pair=8, levels=(8,), widths=(4,), flags=4),
         ),
         ("attention a(len: i32[b], lo: i32[b, row]) { mask lo[b, row] <= k < len[b] }", Operands(row=4)),
-        ("attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }", Operands(chain=8, levels=(4, 4))),
+        (
+            "attention a(i: i32[d], t: f32[n, h]) { score s + t[i[q - k], h] }",
+            Operands(chain=8, levels=(4, 4), widths=(4, 4)),
+        ),
         ("attention a(m: bool[row, k]) { mask m[row, k] }", Operands(gather=1, narrow=1)),
         ("attention a(m: bool[h, n]) { mask m[h, q - k] }", Operands(gather=1, narrow=1, down=True)),
         ("attention a(m: i8[row, k]) { score s + m[row, k] }", Operands(gather=4, narrow=1)),
-        ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4, levels=(4,))),
+        ("attention a(m: i8[b, k], n: f16[k]) { score s + m[b, k] * n[k] }", Operands(key=3, narrow_keys=2)),
+        ("attention a(g: f32[h, row, k]) { weight g[h, row, k] }", Operands(pair=4, levels=(4,), widths=(4,))),
         (
             "attention a(i: i16[d], t: f32[n, h]) { score s + t[i[q - k], h] }",
-            Operands(chain=8, levels=(4,), index=2),
+            Operands(chain=8, levels=(4,), widths=(4,), index=2),
         ),
         (
             "attention a(i: i32[d], t: f16[n, h]) { score s + t[i[q - k], h] }",
@@ -41,11 +51,11 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
         ),
         (
             "attention a(i: i32[b, k], t: i64[n, m]) { score s + t[i[b, q], i[b, k]] }",
-            Operands(key=4, row=4, chain=12, levels=(8, 0), keys=4),
+            Operands(key=4, row=4, chain=12, levels=(8, 0), widths=(8, 0), keys=4),
         ),
         (
             "attention a(i: i32[b, k], t: f32[n]) { mask t[i[b, k]] > 0 }",
-            Operands(key=8, chain=8, levels=(0, 0), keys=8, mask_levels=2),
+            Operands(key=8, chain=8, levels=(0, 0), widths=(0, 0), keys=8, mask_levels=2),
         ),
         (
             "attention a(i: i32[d], t: f32[n, h]) { scale 1 score s + t[i[q - k], h] + 1 }",
