@@ -86,7 +86,10 @@ def contents(name: str, shape: Shape) -> dict[str, Any]:
     n, b, h = shape.k_len, shape.batch, shape.heads
     device, rows = DEVICE, torch.arange(shape.q_len, device=DEVICE)
     several = lambda x, *size: x.to(torch.int32).expand(*size, x.shape[-1]).contiguous()
+    slopes = lambda: {"slopes": torch.exp2(-8.0 * torch.arange(1, h + 1, device=device) / h)}
     made: dict[str, Callable[[], dict[str, Any]]] = {
+        "alibi": slopes,
+        "window_alibi_sinks": lambda: slopes() | {"sinks": torch.zeros(h, device=device)},
         "document": lambda: {"doc": several(rows * 8 // n, b)},
         "padding": lambda: {"length": torch.full((b,), n, dtype=torch.int32, device=device)},
         "prefix_batch": lambda: {"prefix": torch.full((b,), n // 4, dtype=torch.int32, device=device)},

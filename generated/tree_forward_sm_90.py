@@ -3,32 +3,463 @@
 #     mask node < 0 or ancestor[b, row, node]
 # }
 #
-# forward · fa2 · tile 64 × 32 · 2 stages · 4 warps · K and V by TMA · the first tiles' maximum
-# sm_90, bf16, head size 128: 128 registers, 160 spills, 56 KB of shared memory
+# forward · fa3 · tile 128 × 64 · 4 stages · 8 warps · K and V by TMA · a whole tile's maximum
+# sm_90, bf16, head size 128: 168 registers, no spills, 192 KB of shared memory
 # HBM: Q and Out once, K and V once for each tile of rows that sees them. Rows without keys give 0, lse -inf.
 # made by: attncc build tree.attn --target sm_90     checked by: python tree_forward_sm_90.py
 
-import os
+import functools
 
 import torch
 import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._semantic import GluonCallerContext
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+LOG2E = gl.constexpr(1.4426950408889634)
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32
+TILE_Q, TILE_K = gl.constexpr(128), gl.constexpr(64)
+ROWS = gl.constexpr(64)  # of each of the 2 consumers
+STAGES, QUERIES = gl.constexpr(4), gl.constexpr(2)  # buffers of K and V, and of Q for each consumer
+
+# How registers hold scores, weights and output: as the matrix instruction of a warp group leaves and takes them.
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
+OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(gl.SliceLayout(0, SCORES.value))
+
+ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+
+# What the producer says of each tile of keys, beside 128 times its number.
+LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
+
+# Words that Triton's versions spell differently.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
-@triton.jit
-def load(pointers, inside, guarded: tl.constexpr):
-    """A tile of a tensor, 0 outside it; where all of it lies inside, nothing is compared."""
-    if guarded:
-        return tl.load(pointers, mask=inside, other=0.0)
+@builtin
+def as_worker(function, args, _semantic=None, _generator=None):
+    """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
+    _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
+
+
+@gluon.jit
+def as_rows(x, layout: gl.constexpr):
+    """A value of each row, for a tile of that layout. All of them give a row to the same threads, so nothing moves."""
+    return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, layout), assert_trivial=True), 1)
+
+
+@gluon.jit
+def row_maximum(s):
+    """Each thread's own part in chains side by side first, then across the four threads of a row."""
+    chains = gl.max(gl.reshape(s, [ROWS, TILE_K // 16, 16]), 1)
+    return gl.convert_layout(gl.max(chains, 1), OF_ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def thread_sums(p):
+    """What each thread adds to its rows' sums: they are added across threads once, at the end."""
+    return gl.convert_layout(gl.sum(gl.reshape(p, [ROWS, TILE_K // 8, 8]), 1), SUMS, assert_trivial=True)
+
+
+@gluon.jit
+def hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again):
+    """Says which tile of rows comes next: tile `mine` of a head; -1 where nothing is left."""
+    at = turn % 2
+    mbarrier.wait(drawn_used.index(at), turn // 2 & 1 ^ 1)
+    zero = gl.full([1], 0, gl.int32, LANES)
+    drawn.index(4 * at).store(zero + b)
+    drawn.index(4 * at + 1).store(zero + h)
+    drawn.index(4 * at + 2).store(zero + mine)
+    drawn.index(4 * at + 3).store(zero + again)
+    mbarrier.arrive(drawn_full.index(at))
+
+
+@gluon.jit
+def handed(drawn, turn):
+    """The consumer's side of it. Read again behind a loop, so that no registers hold it in the loop."""
+    at = turn % 2 * 4
+    b, h = gl.max(drawn.index(at).load(ONE), 0), gl.max(drawn.index(at + 1).load(ONE), 0)
+    return b, h, gl.max(drawn.index(at + 2).load(ONE), 0), gl.max(drawn.index(at + 3).load(ONE), 0)
+
+
+@gluon.jit
+def plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def failures(judged, verdict, turn):
+    """How many consumers left the safe range with a tile of rows; waits for them to have done it."""
+    mbarrier.wait(judged.index(turn % 2), turn // 2 & 1)
+    count = 0
+    for i in gl.static_range(2):
+        count += gl.max(verdict.index(turn % 2 * 2 + i).load(LANES), 0)
+    return count
+
+
+@gluon.jit
+def tree_forward_weights(s, m, l, tile, args, here, masked, raises):
+    """Weights of a tile of keys from the products s; each row's reference and sum; the factor for what came before.
+
+    Where it `raises` the reference, that is the maximum of what the row has seen so far."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    b, h, h_kv, row, q, scale = here
+    k = tile * TILE_K + gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS), 0)
+    if masked:
+        node = k - (k_len - q_len)
+        ancestor_row = (
+            (
+                gl.load(
+                    ancestor + b * stride_ancestor_0 + row * stride_ancestor_1
+                    + gl.cast(node // 32, gl.int64) * stride_ancestor_2,
+                    mask=(row < q_len) & (0 <= node) & (node < nodes),
+                    other=0,
+                )
+                >> (node & 31)
+            )
+            & 1 != 0
+        )
+        keep = ((node < 0) | ancestor_row) & (k < k_len)
+        s = gl.where(keep, s, float("-inf"))
+    rescale = m
+    if raises:
+        higher = gl.maximum(m, row_maximum(s) * scale)
+        rescale = gl.exp2(m - higher)
+        m = higher
+        l = l * as_rows(rescale, SUMS)
+    p = gl.exp2(s * scale - gl.expand_dims(m, 1))
+    l = l + thread_sums(p)
+
+    return p, m, l, rescale
+
+
+@gluon.jit
+def tree_forward_tile(
+    order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, plain: gl.constexpr
+):
+    """One more tile of keys: its products with the queries, those of the tile before under its weights.
+
+    A `plain` tile needs no mask, and the reference stands."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    at = loaded % STAGES
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(1, deps=[s])
+    if plain:
+        p, m, l, rescale = tree_forward_weights(s, m, l, order // 128, args, here, False, False)
     else:
-        return tl.load(pointers)
+        p, m, l, rescale = tree_forward_weights(
+            s, m, l, order // 128, args, here, order & MASKED != 0, order & RAISES != 0
+        )
+    out = warpgroup_mma_wait(0, deps=[out])
+    mbarrier.arrive(used.index(at))
+    if not plain:
+        if order & RAISES != 0:
+            out = out * as_rows(rescale, OUTPUT)
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    return order, weights, m, l, out
 
 
-@triton.jit(
+@gluon.jit
+def tree_forward_tiles(order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of):
+    """All tiles of keys but the first."""
+    while order & LAST == 0:
+        while order & PLAIN != 0:
+            order, weights, m, l, out = tree_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, True
+            )
+            loaded += 1
+        while order & (PLAIN | LAST) == 0:
+            order, weights, m, l, out = tree_forward_tile(
+                order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of, False
+            )
+            loaded += 1
+    return order, weights, m, l, out, loaded
+
+
+@gluon.jit
+def tree_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of):
+    """64 rows of a tile that the producer handed out; the tiles of keys that were loaded until then."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    h_kv = h // group
+    scale = 0.08838834764831845 * LOG2E
+    buffer = mine_of * QUERIES + turn % QUERIES
+    query = Queries.index(buffer).reshape([ROWS, 128])
+    own = mine * TILE_Q + mine_of * ROWS
+    row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
+    q = row + (k_len - q_len)
+    here = (b, h, h_kv, row, q, scale)
+    m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
+    l = gl.zeros([ROWS, 8], gl.float32, SUMS)
+    out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
+
+    # ---- the first tile of keys; from then on, the products of one tile run under the weights of the next
+    at = loaded % STAGES
+    mbarrier.wait(query_full.index(buffer), turn // QUERIES & 1)
+    mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
+    s = warpgroup_mma(
+        query,
+        Keys.index(at).reshape([TILE_K, 128]).permute((1, 0)),
+        gl.zeros([ROWS, TILE_K], gl.float32, SCORES),
+        use_acc=False,
+        is_async=True,
+    )
+
+    order = gl.max(orders.index(at).load(ONE), 0)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(used.index(at))
+    p, m, l, rescale = tree_forward_weights(s, m, l, order // 128, args, here, order & MASKED != 0, True)
+    weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
+    tma.store_wait(0)  # the output of the tile of rows before has left its buffer
+    mbarrier.arrive(query_used.index(mine_of * QUERIES + (turn + 1) % QUERIES), pred=turn > 0)
+    loaded += 1
+    order, weights, m, l, out, loaded = tree_forward_tiles(
+        order, weights, m, l, out, query, loaded, b, h, h_kv, shared, signals, args, here, mine_of
+    )
+    before = (loaded - 1) % STAGES
+    mbarrier.wait(value_full.index(before), (loaded - 1) // STAGES & 1)
+    out = warpgroup_mma(weights, Values.index(before).reshape([TILE_K, 128]), out, is_async=True)
+
+
+    # ---- the output, normalised once
+    b, h, mine, again = handed(drawn, turn)
+    mbarrier.arrive(drawn_used.index(turn % 2))
+    own = mine * TILE_Q + mine_of * ROWS
+    total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
+    inverse = 1.0 / gl.where(total == 0, 1.0, total)
+    lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
+    rows = own + gl.arange(0, ROWS, OF_ROWS)
+    gl.store(Lse + (b * h_len + h).to(gl.int64) * q_len + rows, lse, rows < q_len)
+    out = warpgroup_mma_wait(0, deps=[out])
+    # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
+    safe = total < 2.0**60
+    safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
+    failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
+    verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
+    mbarrier.arrive(judged.index(turn % 2))
+    result = query
+    result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
+    fence_async_shared()
+    meet()
+    if (own < q_len) & (failed == 0):
+        store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
+    return loaded
+
+
+@gluon.jit
+def tree_forward_consume(shared, signals, args, mine_of):
+    """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    loaded = 0  # tiles of keys before this tile of rows
+    turn = 0  # tiles of rows
+    mbarrier.wait(drawn_full.index(0), 0)
+    b, h, mine, again = handed(drawn, 0)
+    while mine >= 0:
+        loaded = tree_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of)
+        turn += 1
+        mbarrier.wait(drawn_full.index(turn % 2), turn // 2 & 1)
+        b, h, mine, again = handed(drawn, turn)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def tree_forward_consumer(shared, signals, args, mine_of: gl.constexpr):
+    """Its number as a value, so that what it calls is read once for all of them."""
+    as_worker(tree_forward_consume, (shared, signals, args, gl.to_tensor(mine_of)))
+
+
+@gluon.jit
+def tree_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, signals, args):
+    """Hands an order on and loads its keys and values, and Q where it is the first for these rows."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    tile = order // 128
+    # `used` arrives for the i-th time when K of step i and V of the step before are read
+    at = loaded % STAGES
+    mbarrier.wait(used.index(at), loaded // STAGES & 1 ^ 1)
+    orders.index(at).store(gl.full([1], 0, gl.int32, LANES) + order)
+    mbarrier.arrive(key_full.index(at))
+    mbarrier.expect(key_full.index(at), TILE_K * 128 * 2)
+    load_tile(K, [b, h_kv, tile * TILE_K, 0], key_full.index(at), Keys.index(at))
+
+    if fresh:
+        for consumer in gl.static_range(2):
+            buffer = consumer * QUERIES + turn % QUERIES
+            mbarrier.wait(query_used.index(buffer), turn // QUERIES & 1 ^ 1)
+            mbarrier.expect(query_full.index(buffer), ROWS * 128 * 2)
+            load_tile(Q, [b, h, mine * TILE_Q + consumer * ROWS, 0], query_full.index(buffer), Queries.index(buffer))
+    mbarrier.wait(used.index((loaded + 1) % STAGES), (loaded + 1) // STAGES & 1 ^ 1)
+    mbarrier.expect(value_full.index(at), TILE_K * 128 * 2)
+    load_tile(V, [b, h_kv, tile * TILE_K, 0], value_full.index(at), Values.index(at))
+
+    return loaded + 1
+
+
+@gluon.jit
+def tree_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args):
+    """Loads the keys that a tile of rows sees, in the order in which consumers use them."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    scale = 0.08838834764831845 * LOG2E
+
+    # ---- the key tiles that these rows see
+    end_2 = (k_len + TILE_K - 1) // TILE_K
+    masked_0 = gl.maximum(0 - 0, 0)
+    masked_1 = masked_0 + gl.maximum(end_2 - 0, 0)
+    masked_steps = 0
+    full_steps = 0
+    total = gl.maximum(masked_steps + full_steps, 1)
+    raises = (again > 0) | (full_steps == 0)  # a whole tile comes first, if there is one, and sets the reference
+
+    begun = loaded
+    pending = -1  # the order before, which is handed on when it is known whether another follows
+    lower = 0  # 1 behind a whole tile, whose maximum is every row's reference
+    for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
+        step = lane_base + gl.arange(0, 32, LANES)
+        lane = gl.where(step < masked_0, 0, 0 - masked_0) + step
+        inner_first, inner_last = lane * TILE_K, gl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        live = (step < masked_1)
+        whole = live & (inner_last + q_len < k_len) & (inner_first + TILE_K <= k_len)
+        for masked in gl.static_range(2):  # whole tiles first, then those that need the mask
+            if masked:
+                chosen = live & ~whole
+            else:
+                chosen = whole
+            rank = gl.associative_scan(chosen.to(gl.int32), 0, plus)
+            for nth in range(gl.max(rank, 0)):
+                if pending >= 0:
+                    loaded = tree_forward_load(
+                        pending + gl.where((nth >= 0) & (again == 0) & (lower > 0), PLAIN, 0) * (1 - masked),
+                        loaded == begun,
+                        loaded,
+                        turn,
+                        b,
+                        h,
+                        h_kv,
+                        mine,
+                        shared,
+                        signals,
+                        args,
+                    )
+                pending = (
+                    gl.sum(gl.where(chosen & (rank == nth + 1), lane, 0), 0) * 128 + masked * MASKED
+                    + gl.where((again > 0) | (lower == 0), RAISES, 0)
+                )
+                lower = gl.maximum(lower, 1 - masked)
+    if pending < 0:
+        pending = gl.cdiv(k_len, TILE_K) * 128 + MASKED  # behind the last key, where nothing is seen
+    loaded = tree_forward_load(pending + LAST, loaded == begun, loaded, turn, b, h, h_kv, mine, shared, signals, args)
+
+    return loaded
+
+
+@gluon.jit
+def tree_forward_producer(shared, signals, args):
+    """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
+    (
+        Q, K, V, Out, Lse, Drawn, ancestor, stride_ancestor_0, stride_ancestor_1, stride_ancestor_2, q_len,
+        k_len, b_len, h_len, group, together, nodes,
+    ) = args
+    Queries, Keys, Values, drawn, orders, verdict = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    tiles = gl.cdiv(q_len, TILE_Q)  # of a head
+    slots = b_len * h_len * tiles
+    loaded = 0
+    turn = 0
+    waiting = -1  # a tile of rows that was drawn and not handed out yet
+    before = 0
+    settled = 0  # tiles of rows whose verdicts are known
+    item = gl.program_id(0) * 2  # twice the tile of rows, and 1 more where it is computed again
+    while item >= 0:
+        slot, again = item // 2, item % 2
+        # ---- which rows (heads in groups that share L2, their longest tiles first)
+        group_start = slot // (together * tiles) * together
+        group_size = gl.minimum(b_len * h_len - group_start, together)
+        inside = slot - group_start * tiles
+        head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
+        b, h = head // h_len, head % h_len
+        h_kv = h // group
+        hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
+        if waiting < 0:
+            waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
+        loaded = tree_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
+        # ---- what comes next: rows that have to be computed again, else what was drawn
+        following = -1
+        if settled < turn:
+            if failures(judged, verdict, turn - 1) > 0:
+                following = before + 1
+            settled = turn
+        if following < 0:
+            if waiting < slots:
+                following = waiting * 2
+                waiting = -1
+            else:
+                if failures(judged, verdict, turn) > 0:
+                    following = item + 1
+                settled = turn + 1
+        before = item
+        item = following
+        turn += 1
+    hand_out(drawn, drawn_full, drawn_used, turn, 0, 0, -1, 0)  # nothing is left
+
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(made.index(i), count=arrivals)
+    return made
+
+
+@gluon.jit(
     do_not_specialize=[
         "q_len", "k_len", "b_len", "h_len", "group", "together", "nodes"
     ],
@@ -37,101 +468,69 @@ def load(pointers, inside, guarded: tl.constexpr):
     ],
 )
 def tree_forward(
-    Q, K, V, Out, Lse, ancestor,
-    stride_qb: "i64", stride_qh: "i64", stride_qm: "i64", stride_qd,
+    Q, K, V, Out, Lse, Drawn, ancestor,
     stride_ancestor_0: "i64", stride_ancestor_1: "i64", stride_ancestor_2,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     nodes: "i32",
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    # ---- which rows are mine, and where they stand on the key axis (align end)
-    tiles = tl.cdiv(q_len, TILE_Q)
-    group_start = tl.program_id(0) // (together * tiles) * together
-    group_size = tl.minimum(b_len * h_len - group_start, together)
-    inside = tl.program_id(0) - group_start * tiles
-    head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
-    b, h = head // h_len, head % h_len
-    h_kv = h // group
-    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
-    q = row + (k_len - q_len)
-    d = tl.arange(0, 128).to(tl.int64)
-    Q += b * stride_qb + h * stride_qh
-    scale = 0.08838834764831845 * LOG2E
+    Queries = gl.allocate_shared_memory(Q.dtype, [2 * QUERIES, 1, 1, ROWS, 128], Q.layout)
+    Keys = gl.allocate_shared_memory(K.dtype, [STAGES, 1, 1, TILE_K, 128], K.layout)
+    Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
+    orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
+    verdict = gl.allocate_shared_memory(gl.int32, [2 * 2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    judged = barriers(2, 2)
+    query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)
+    key_full, value_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
+    drawn_full, drawn_used = barriers(2, 1), barriers(2, 2)
+    shared = (Queries, Keys, Values, drawn, orders, verdict)
+    signals = (query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged)
+    args = (
+        Q,
+        K,
+        V,
+        Out,
+        Lse,
+        Drawn,
+        ancestor,
+        stride_ancestor_0,
+        stride_ancestor_1,
+        stride_ancestor_2,
+        q_len,
+        k_len,
+        b_len,
+        h_len,
+        group,
+        together,
+        nodes,
+    )
+    number_0: gl.constexpr = 0
+    number_1: gl.constexpr = 1
+    gl.warp_specialize(
+        [
+            (tree_forward_consumer, (shared, signals, args, number_0)),
+            (tree_forward_consumer, (shared, signals, args, number_1)),
+            (tree_forward_producer, (shared, signals, args)),
+        ],
+        [4, 1],
+        [232, 48],
+    )
 
-    # ---- the key tiles that these rows see
-    end_2 = (k_len + TILE_K - 1) // TILE_K
-    masked_0 = tl.maximum(0 - 0, 0)
-    masked_1 = masked_0 + tl.maximum(end_2 - 0, 0)
 
-    # ---- Q, behind what the ranges wait for
-    query = load(Q + row * stride_qm + d[None, :] * stride_qd, row < q_len, True)
+@functools.cache
+def shared_layout(swizzle, bits, rank):
+    """How shared memory holds a tile. To make one takes the host longer than a launch."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
 
-    # ---- online softmax: running maximum, running sum, output
-    # The first tiles set the reference of each row's exponentials; later ones need no maximum and no rescaling. float32
-    # has room for 2^±126: a row whose sum leaves the safe range is computed again with the running maximum.
-    for again in tl.static_range(2):
-        if again:
-            safe = l < 2.0**60
-            safe = safe & (tl.max(tl.abs(out), 1, keep_dims=True) < float("inf"))
-        if tl.max(tl.where(safe | (row >= q_len), 0, 1)) if again else True:
-            m = tl.full([TILE_Q, 1], LOWEST, tl.float32)
-            l = tl.zeros([TILE_Q, 1], tl.float32)
-            out = tl.zeros([TILE_Q, 128], tl.float32)
-            for lane_base in range(0, masked_1, 32):  # 32 tiles at a time are classed, one to a lane
-                step = lane_base + tl.arange(0, 32)
-                lane = tl.where(step < masked_0, 0, 0 - masked_0) + step
-                inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
-                live = (step < masked_1)
-                whole = live & (inner_last + q_len < k_len) & (inner_first + TILE_K <= k_len)
-                for masked in tl.static_range(2):  # whole tiles first, then those that need the mask
-                    if masked:
-                        chosen = live & ~whole
-                    else:
-                        chosen = whole
-                    rank = tl.cumsum(chosen.to(tl.int32))
-                    for turn in range(tl.max(rank)):
-                        tile = tl.sum(tl.where(chosen & (rank == turn + 1), lane, 0))
-                        k = tile * TILE_K + tl.arange(0, TILE_K)[None, :]
-                        key = K.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128).T
-                        s = tl.dot(query, key)
-                        if masked:
-                            node = k - (k_len - q_len)
-                            ancestor_row = (
-                                (
-                                    tl.load(
-                                        ancestor + b * stride_ancestor_0 + row * stride_ancestor_1
-                                        + tl.cast(node // 32, tl.int64) * stride_ancestor_2,
-                                        mask=(row < q_len) & (0 <= node) & (node < nodes),
-                                        other=0,
-                                    )
-                                    >> (node & 31)
-                                )
-                                & 1 != 0
-                            )
-                            keep = ((node < 0) | ancestor_row) & (k < k_len)
-                            s = tl.where(keep, s, float("-inf"))
 
-                        if again:
-                            m_new = tl.maximum(m, tl.max(s, 1, keep_dims=True) * scale)
-                            rescale = tl.exp2(m - m_new)
-                            m, l = m_new, l * rescale
-                            out *= rescale
+def described(x, rows, columns):
+    """Tiles of so many rows of one head, as the TMA unit loads and stores them: 0 and nothing beyond the last row."""
+    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, columns], shared_layout(min(128, 2 * columns), 16, 4))
 
-                        else:
-                            m = tl.where(m == LOWEST, tl.maximum(tl.max(s, 1, keep_dims=True) * scale, LOWEST), m)
-                        p = tl.exp2(s * scale - m)
-                        l += tl.sum(p, 1, keep_dims=True)
-                        value = V.load([b, h_kv, tile * TILE_K, 0]).reshape(TILE_K, 128)
 
-                        out = tl.dot(p.to(value.dtype), value, out)
-
-    # ---- normalise once, at the end
-    divisor = tl.where(l == 0, 1.0, l)
-    out = out / divisor
-    lse = tl.where(l == 0, float("-inf"), (m + tl.log2(l)) / LOG2E)
-    at = head.to(tl.int64) * q_len + row
-    tl.store(Out + at * 128 + d[None, :], out.to(Out.dtype.element_ty), row < q_len)
-    tl.store(Lse + at, lse, row < q_len)
+@functools.cache
+def processors(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def forward(q, k, v, *, ancestor):
@@ -141,20 +540,23 @@ def forward(q, k, v, *, ancestor):
     nodes = ancestor.shape[2] * 32
     out = q.new_empty((b_len, h_len, q_len, 128))
     lse = q.new_empty((b_len, h_len, q_len), dtype=torch.float32)
-    if not b_len * h_len * q_len:
+    if not out.numel():
         return out, lse
-    group, q_tiles = h_len // h_kv_len, -(-q_len // 64)
-    together = 8 * group  # heads whose tiles run side by side
-    # TMA takes keys and values at 16-byte-aligned addresses and strides;
+    group, slots = h_len // h_kv_len, b_len * h_len * -(-q_len // 128)
+    cached = max(1, 33554432 // (512 * k_len))  # heads whose K and V L2 holds
+    together = min(min(cached, 32) * group, b_len * h_len)
+    # tiles of rows that were drawn, beside the first of each block
+    drawn = torch.zeros(1, dtype=torch.int32, device=q.device)
+    programs = min(slots, processors(q.device))
+    # TMA takes tensors at 16-byte-aligned addresses and strides;
     # tree_forward_sm_90_any_stride.py takes the rest.
-    tree_forward[(b_len * h_len * q_tiles,)](
-        q, TensorDescriptor(k, k.shape, k.stride(), [1, 1, 32, 128]),
-        TensorDescriptor(v, v.shape, v.stride(), [1, 1, 32, 128]), out, lse, ancestor,
-        *q.stride(),
+    tree_forward[(programs,)](
+        described(q, 64, 128), described(k, 64, 128), described(v, 64, 128), described(out, 64, 128), lse, drawn,
+        ancestor,
         *ancestor.stride(),
         q_len, k_len, b_len, h_len, group, together,
         nodes,
-        TILE_Q=64, TILE_K=32, num_warps=4, num_stages=2, maxnreg=128,
+        num_warps=4,
     )
     return out, lse
 
@@ -178,14 +580,12 @@ def check():
         words = read(table, *front, torch.as_tensor(last) // 32).long()
         return ((words >> (last % 32)) & 1).bool() & (0 <= last) & (last < extent)
 
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    elsewhere = not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0)
-    if elsewhere and not interpreted:
-        print("this kernel is for sm_90, and there is none here; with TRITON_INTERPRET=1 it runs on the CPU")
+    if not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0):
+        print("this kernel is for sm_90, and there is none here")
         return 3
     torch.manual_seed(0)
-    device = "cpu" if interpreted else "cuda"
-    kind = torch.float16 if interpreted else torch.bfloat16  # the interpreter multiplies the bits of bfloat16
+    device = "cuda"
+    kind = torch.bfloat16
     sizes = (300, 4, 128), (331, 2, 128), (331, 2, 128)
     Q, K, V = (torch.randn(2, *size).to(kind).transpose(1, 2) for size in sizes)
     ancestor = torch.randint(-(2**31), 2**31, (2, 300, 1), dtype=torch.int32)

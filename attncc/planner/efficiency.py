@@ -162,6 +162,11 @@ def lengths(plan: KernelPlan, target: Target) -> tuple[int, ...]:
     return (1024, 4096, 16384) if near and near[0].head_dim == 128 else (UNMEASURED_AT,)
 
 
+# Pairs whose packed bits an SM reads in a clock: one H200, Triton 3.6.0, D 64 to 256 at S 8192. fa2 passes their words
+# through shared memory.
+BITS = {"fa2": 0.8, "fa3": 3.8}
+
+
 def references(target: Target) -> tuple[str, ...]:
     """References of the exponentials worth trying: the running maximum, and those that were measured on this target."""
     return tuple(dict.fromkeys(("running", *(r.reference for r in _records("fa2", target.name)))))
@@ -183,6 +188,14 @@ def short_gain(plan: KernelPlan, target: Target, spread: str) -> float:
 
 def efficiency(plan: KernelPlan, target: Target, spread: str = "all") -> float:
     """Part of the reachable rate of the matrix unit, 0 to 1, where tiles lie as analysis.spread says."""
+    own = _of_products(plan, target, spread)
+    if not plan.pair_bits:
+        return own
+    pairs = BITS.get(plan.algorithm, BITS["fa2"]) / plan.pair_bits * target.units * target.clock_ghz  # in a nanosecond
+    return 1 / (1 / own + target.reachable_tflops * 1e3 / (pairs * 2 * (plan.head_dim + plan.head_dim_v)))
+
+
+def _of_products(plan: KernelPlan, target: Target, spread: str) -> float:
     rate = measured_rate(plan, target, spread)
     if rate:
         return rate / target.reachable_tflops

@@ -21,6 +21,7 @@ GROUP_ROWS = 64  # of a warp group
 WARPS_GROUP = 4
 NARROWEST = 64
 WIDEST = 256  # columns of a head: beyond that the sums of 64 rows fill a warp group's registers
+NUMBERS = 128  # columns of a head up to which fa2 was faster where a number is read for each pair; with bits, never
 POSITIONS = frozenset(("q", "k", "row"))
 SOFTMAX = ("online", "sink", "off_by_one", "sigmoid", "relu", "none", "custom")
 REGISTERS = {2: 240, 3: 160}  # of a thread, by the number of consumers; setmaxnreg gives them what the loader leaves
@@ -83,7 +84,7 @@ def unfit(spec: AttentionSpec) -> str | None:
     return None
 
 
-SEEN = ("online", "sink", "off_by_one", "sigmoid")  # normalisers that today's kernel was seen right with
+SEEN = ("online", "sink", "off_by_one", "sigmoid", "none")  # normalisers that today's kernel was seen right with
 
 
 def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
@@ -97,8 +98,9 @@ def unwise(spec: AttentionSpec, shape: Shape, visits: Visits | None) -> str:
     if spec.softmax.policy not in SEEN:
         return "fa3 was not seen right on a GPU with such weights since its kernel changed"
     read = operands(spec)
-    beside = read.pair or read.bits or read.gather or read.chain
-    return "the score or mask reads a tensor for each pair, which fa3 does not load ahead" if beside else ""
+    numbers = read.pair or read.chain or read.gather
+    narrow = max(shape.head_dim, shape.head_dim_v) <= NUMBERS
+    return "the score or mask reads a number for each pair, which fa3 does not load ahead" if numbers and narrow else ""
 
 
 def _divides(spec: AttentionSpec) -> bool:

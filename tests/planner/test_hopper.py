@@ -84,10 +84,11 @@ def test_a_refusal_says_why(name, sizes, words):
         ("causal", "fa3"),
         ("document", "fa3"),
         ("block_sparse", "fa2"),
-        ("tree", "fa2"),
+        ("tree", "fa3"),
         ("padding", "fa3"),
         ("sigmoid", "fa3"),
-        ("retnet", "fa2"),
+        ("retnet", "fa3"),
+        ("relative_bias", "fa2"),
         ("causal_dropout", "fa3"),
     ],
 )
