@@ -79,6 +79,7 @@ class KernelPlan:
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     dropout: bool = False  # a step draws bits for each pair
     classed: bool = False  # tiles are classed at run time: a loop in a loop
+    listed: bool = False  # or by a kernel before: what there is to visit is read tile by tile
     shared_bytes: int = 0  # predicted
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     apart: bool = False  # fa3: whole tiles, which need no mask and raise no reference, have a loop without branches

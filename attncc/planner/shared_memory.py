@@ -214,8 +214,7 @@ def _reads_as_scores(plan: KernelPlan, target: Target) -> bool:
 
 def key_passed(plan: KernelPlan, target: Target) -> int:
     """Bytes of keys alone that are not loaded ahead and pass from one layout to another: the widest."""
-    late = plan.key_bytes if matrix_unit(plan, target) == "mfma" else 0  # in registers
-    return plan.tile_k * max(plan.narrow_key_bytes, late) if loads_keys_once(plan, target) else 0
+    return plan.tile_k * plan.narrow_key_bytes if loads_keys_once(plan, target) else 0
 
 
 def passed_pair(plan: KernelPlan, target: Target) -> float:
@@ -256,12 +255,10 @@ def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
     # for the scores, and turned round for each piece of the values, but for their masked load
     ahead, late = split(plan, plan.head_dim_v, target)
     reads = 1 + (len(ahead) if plan.key_mask and not late and not loads_keys_once(plan, target) else 0)
-    moments = _LAYOUTS[unit](plan, target)
-    if unit == "mfma":  # what it loads ahead of these, it keeps in registers
-        return list(moments)
-    stages = latency(plan, target)
-    kept = {"key_operand": max(stages, 1) * reads, "ahead": stages}
-    listed = WORD * stages if plan.classed else 0  # numbers of the tiles that come next
+    stages, moments = latency(plan, target), _LAYOUTS[unit](plan, target)
+    kept = {"key_operand": max(stages, 1) * reads, "ahead": 0 if unit == "mfma" else stages}
+    runs = plan.listed and split(plan, plan.head_dim, target)[1]  # numbers of tiles run ahead, if K does not
+    listed = WORD * stages if runs else 0
     return [{**moment, **kept, "bytes": moment.get("bytes", 0) + listed} for moment in moments]
 
 
