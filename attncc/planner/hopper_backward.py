@@ -2,10 +2,9 @@
 
 A warp loads tiles of Q and d_out by TMA; two warp groups have 64 keys each, and keep their dK and dV. Each makes one
 half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is added, or turns where heads may
-use the same sums one after another: two more warps convert those of earlier heads; a search tries it, the planner does
-not take it before it was seen right for every spec), or a second kernel over rows works scores out once more, and equal
-calls give equal bits (apart). Of heads wider than 128 a warp group can hold only one sum: one has the weights and dV of
-64 keys, the other their dK, and dQ is always made apart.
+use the same sums one after another: two more warps convert those of earlier heads; a search tries it), or a second
+kernel over rows works scores out once more, and equal calls give equal bits (apart). Of heads wider than 128 a warp
+group can hold only one sum: one has the weights and dV of 64 keys, the other their dK, and dQ is always made apart.
 """
 
 from __future__ import annotations
