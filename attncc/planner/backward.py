@@ -15,7 +15,7 @@ from attncc.planner import hopper_backward
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.legality import violations
-from attncc.planner.operands import WORD, operands
+from attncc.planner.operands import WORD, has_key_mask, operands
 from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
@@ -184,6 +184,6 @@ def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
         head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
         int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
         gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), dropout=spec.dropout is not None,
-        direction="backward",
+        direction="backward", key_mask=has_key_mask(spec),
         layout="ragged" if spec.ragged else "dense",
     )  # fmt: skip

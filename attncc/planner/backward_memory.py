@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.ir import KernelPlan, PassPlan, pieces
-from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WORD, matrix_unit, padded
+from attncc.planner.shared_memory import ALIGNMENT, BARRIERS, ELEMENT_BYTES, WHOLE, WORD, matrix_unit, padded
 from attncc.targets import Target
 
 STATISTICS = 8  # bytes of a row: its lse and delta
@@ -32,12 +32,14 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
     kept, streamed, weights = outer * columns * size, inner * columns * size, outer * inner * size
     kept -= outer * padded(plan.head_dim_v) * size if which == "dv" else 0
     ahead = max(stages - 1, 1)
+    unit = pass_unit(plan, which, target)
     pair = outer * inner * (plan.pair_bytes + WORD * plan.pair_bits) * stages
+    if unit in WHOLE and plan.pair_bytes:
+        pair = max(pair, outer * inner * WORD)
     beside = pair + outer * inner * plan.gather_bytes * 2 + stages * inner * plan.key_bytes
     beside += outer * inner if plan.dropout else 0  # a byte for each pair that is kept or not
     beside += ALIGNMENT if beside else 0
     rows = 2 * ahead * inner * STATISTICS + ALIGNMENT if stages > 1 else 0
-    unit = pass_unit(plan, which, target)
     piece = max(pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0])
     if unit == "mfma":  # what is kept is in registers, and passed through shared memory piece by piece
         passed = max(outer, inner) * piece * size
@@ -49,6 +51,8 @@ def fa2_pass(plan: KernelPlan, which: str, target: Target) -> int:
         return kept + stages * streamed + passed + BARRIERS + rows + beside
     if stages == 1:  # p and ds pass through together, and a piece of what streams by on its way to its other layout
         weights = 2 * weights + inner * piece * size
+    elif which == "dq" and plan.key_mask:  # keys and values that nobody sees are replaced in registers, and go back
+        weights += streamed
     return kept + ahead * streamed + weights + rows + beside
 
 

@@ -75,6 +75,19 @@ def test_the_library_fits_the_prediction(tmp_path, path, name):
     assert max(k.shared_bytes for k in found) <= plan.shared_bytes
 
 
+@pytest.mark.parametrize(
+    ("text", "d", "dv", "name"),
+    [
+        ("mask k < 100", 96, 96, "sm_80"),  # keys that nobody sees are replaced in registers
+        ("score where(t[h, row, k] > 0, s, s - 1.0)", 40, 128, "sm_100"),  # scores pass to the layout of what they read
+    ],
+)
+def test_masked_keys_and_narrow_pairs_are_in_the_prediction(tmp_path, text, d, dv, name):
+    spec = parse(f"attention drawn(t: i16[h, row, k]) {{ {text} }}").spec
+    plan, found = compiled(tmp_path, spec, Shape(head_dim=d, head_dim_v=dv, dtype="f16"), name)
+    assert max(k.shared_bytes for k in found) <= plan.shared_bytes
+
+
 @pytest.mark.parametrize("score", ["t[h] * q", "0.5", "floor(s)"])
 def test_scores_without_a_slope_compile(tmp_path, score):
     spec = parse(f"attention flat(t: f32[h] grad) {{ score s * t[h] score {score} mask k <= q }}").spec
