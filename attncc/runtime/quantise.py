@@ -3,7 +3,7 @@
 A value is an element times its scale. Where they are rotated, q and k are multiplied by one orthogonal matrix, signs
 and then Hadamard's, which spreads outliers over a head's columns (Chee et al. 2023, "QuIP"; Shah et al. 2024,
 "FlashAttention-3"). To give equal bits in any order of sums, that product is one of integers: each value is first
-rounded to 2^-15 of the largest power of two in its block.
+rounded to 2^-15 of the largest power of two in its row.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LEAST = 2.0**-100  # taken for the largest value of a block of zeros
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 BITS = 15  # of the integers that are rotated: sums of 512 of them are exact in float32
 LEAST_EXPONENT = -110
+SIGNS = ((1, 2), (2, 3), (3, 4), (0, 5), (6, 7), (8, 9))  # bits of a column's number
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def quantize(
     """q [B, H, Q, D], k [B, H_kv, K, D] and v [B, H_kv, K, D_v], floats of any strides, in 8 bits.
 
     `inputs` is f8e4m3 or f8e5m2; `scales` per_tensor, per_head (of each batch entry) or per_block(128); `rotate` is
-    hadamard, for q and k alike, or none. A scale is the largest size in what shares it, over 448 (e5m2: 57344). On a
-    GPU it is a Triton kernel, on a CPU PyTorch, with the same bits. NaN stays NaN in its element, or its row where it
-    is rotated; infinity spoils what shares its scale. No gradients. TypeError or ValueError name a wrong argument.
+    hadamard, for q and k alike, or none. A scale is the largest size in what shares it, over 448 (e5m2: 57344). On an
+    NVIDIA GPU it is a Gluon kernel, on a CPU PyTorch, with the same bits. NaN stays NaN in its element, or, where they
+    are rotated, in those of its row that a Hadamard matrix mixes it with; infinity spoils what shares its scale. No
+    gradients. TypeError or ValueError name a wrong argument.
     """
     precision = _precision(inputs, scales, rotate)
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -85,8 +87,7 @@ def quantised(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> Quantise
     if q.is_cuda:
         from attncc.runtime.quantise_kernel import on_gpu
 
-        (q8, qs), (k8, ks) = (on_gpu(x, precision, rotated, False) for x in (q, k))
-        v8, vs = on_gpu(v, precision, False, True)
+        (q8, qs), (k8, ks), (v8, vs) = on_gpu(q, k, v, precision)
     else:
         (q8, qs), (k8, ks), (v8, vs) = (_side(x, precision, rotated and x is not v) for x in (q, k, v))
         v8 = turned(v8)
@@ -110,25 +111,28 @@ def rotation(size: int, device: torch.device | str = "cpu") -> Tensor:
 
 @lru_cache(maxsize=64)
 def rotation_parts(size: int) -> tuple[Tensor, Tensor]:
-    """Entries -1, 0 and 1, and each column's length: Hadamard matrices of powers of two along the diagonal."""
+    """Entries -1, 0 and 1, and each column's length: Hadamard matrices of powers of two along the diagonal, and signs.
+
+    A sign is the parity of products of bits of a column's number, 1 with 2, 2 with 3, 3 with 4, 0 with 5, 6 with 7 and
+    8 with 9: of as many bits as a head size of 32 or more has, one that is bent or nearly so (Rothaus 1976). Columns
+    with a mean in common are spread by the matrix as evenly as one large column is, or within sqrt(2).
+    """
     made, at = torch.zeros(size, size, device="cpu"), 0
     lengths = torch.empty(size, device="cpu")
     for bit in reversed(range(size.bit_length())):
         if size >> bit & 1:
             n = 1 << bit
             i = torch.arange(n, device="cpu")
-            made[at : at + n, at : at + n] = _parity(i[:, None] & i, bit) * _parity(i & i >> 1, bit)[:, None]
+            made[at : at + n, at : at + n] = _parity(i[:, None] & i, bit)
             lengths[at : at + n] = n**-0.5
             at += n
-    return made, lengths
+    i = torch.arange(size, device="cpu")
+    chosen = [i >> low & i >> high & 1 for low, high in SIGNS]
+    return made * (1.0 - 2.0 * (sum(chosen) & 1))[:, None], lengths
 
 
 def _parity(x: Tensor, bits: int) -> Tensor:
-    """1 where an even number of the lowest `bits` of x are set, else -1.
-
-    Of i & j it is Hadamard's matrix. Of i & i >> 1 it is the sequence of Golay, Rudin and Shapiro: signs with which
-    columns that have a mean in common are spread by the matrix as evenly as one large column is, or within sqrt(2).
-    """
+    """1 where an even number of the lowest `bits` of x are set, else -1."""
     odd = torch.zeros_like(x)
     for bit in range(bits):
         odd ^= x >> bit & 1
@@ -142,13 +146,15 @@ def _side(x: Tensor, precision: Precision, rotated: bool) -> tuple[Tensor, Tenso
     if n % BLOCK or not n:
         blocks = torch.cat([blocks, blocks.new_zeros(b, h, -n % BLOCK or BLOCK, d)], 2)
     blocks = blocks.reshape(b, h, -1, BLOCK, d)
+    lengths, units = blocks.new_ones(d), blocks.new_zeros(())
     if rotated:
-        blocks = _rotated(blocks)
-    largest = shared_largest(_largest(blocks), precision)
-    made = blocks * (LARGEST[precision.inputs or ""] / largest)[..., None, None]
+        blocks, lengths, units = _rotated(blocks)
+    largest = shared_largest(_largest(torch.ldexp(blocks * lengths, units)), precision)
+    top = largest.new_full((), LARGEST[precision.inputs or ""])  # a number over a tensor is not rounded to the nearest
+    made = torch.ldexp(blocks * (lengths * (top / largest)[..., None, None]), units)
     elements = made.to(ELEMENTS[precision.inputs or ""]).view(b, h, -1, d)[:, :, :n].contiguous()
     kept = largest if precision.block else largest[..., :1]
-    return elements, (kept / LARGEST[precision.inputs or ""]).contiguous()
+    return elements, (kept / top).contiguous()
 
 
 def shared_largest(largest: Tensor, precision: Precision) -> Tensor:
@@ -165,12 +171,16 @@ def _largest(blocks: Tensor) -> Tensor:
     return sizes.amax((-1, -2)) if sizes.numel() else sizes.new_zeros(sizes.shape[:-2])
 
 
-def _rotated(blocks: Tensor) -> Tensor:
-    d = blocks.shape[-1]
-    matrix, lengths = rotation_parts(d)
-    exponent = torch.frexp(_largest(blocks)).exponent.clamp(min=LEAST_EXPONENT)[..., None, None]
-    whole = torch.ldexp(blocks, BITS - exponent).round()
-    return torch.ldexp((whole @ matrix) * lengths, exponent - BITS)
+def _rotated(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers: rows times the rotation's entries; the lengths of its columns; exponents of each row's unit."""
+    entries, lengths = rotation_parts(blocks.shape[-1])
+    missing = blocks.isnan()
+    blocks = torch.where(missing, 0.0, blocks)
+    exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True)).exponent.clamp(min=LEAST_EXPONENT)
+    sums = torch.ldexp(blocks, BITS - exponent).round() @ entries
+    if missing.any():
+        sums = torch.where(missing.float() @ entries.abs() > 0, torch.nan, sums)
+    return sums, lengths, exponent - BITS
 
 
 def _scaled(x: Tensor, scales: Tensor) -> Tensor:

@@ -1,4 +1,10 @@
-"""The pass that quantises on a GPU: a block of 128 rows at a time, read once for scales of blocks, else twice."""
+"""The pass that quantises on a GPU: blocks of 128 rows of q, k and v in one launch, read once for scales of blocks,
+else twice.
+
+A block stays in the registers that it is loaded to. Of the Hadamard product the matrix unit mixes bits 1 to 4 of the
+columns' numbers, those of lanes among them, and sums and differences of registers the others. Eight keys of a column
+of V stand in one thread, so that turning moves nothing either.
+"""
 
 from __future__ import annotations
 
@@ -7,108 +13,290 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from attncc.errors import NotBuilt
 from attncc.ir import Precision
 
-BLOCK = tl.constexpr(128)
-ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: added and taken away again, it leaves the nearest integer
-OWN, LARGEST_ONLY, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # whose largest size makes the scale
+BLOCK = gl.constexpr(128)
+CHUNK = gl.constexpr(32)  # columns, of whose numbers the matrix unit mixes four bits
+WIDEST_POWER = gl.constexpr(10)
+ROUND = gl.constexpr(12582912.0)  # 1.5 · 2^23: added and taken away again, it leaves the nearest integer
+LEAST_WARPS, MOST_WARPS = 4, 16
+WARPS_OF_THREE, REGISTERS_OF_THREE = 8, 80  # of programs, three of which share an SM
+OWN, LARGEST_ONLY, GIVEN = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # whose largest size makes the scale
 
 
-@triton.jit(do_not_specialize=["h_len", "n", "groups", "blocks"])
-def _eight_bits(
-    X, Out, Largest, Scales, Matrix, Lengths, stride_b, stride_h, stride_n, stride_d, h_len, n, groups, blocks,
-    LEAST: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr, LOWEST: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, ROTATE: tl.constexpr, TURN: tl.constexpr, WHOSE: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0)
-    block, head = program % blocks, program // blocks
-    slot, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    row = block * BLOCK + slot
-    if TURN:  # the key that stands at each place: see Quantised
-        row = block * BLOCK + ((slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1))
-    at = X + (head // h_len).to(tl.int64) * stride_b + (head % h_len).to(tl.int64) * stride_h
-    at += row[:, None].to(tl.int64) * stride_n + d[None, :].to(tl.int64) * stride_d
-    x = tl.load(at, mask=(row < n)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-    if ROTATE:
-        largest = _largest(x)
-        exponent = tl.maximum(((largest.to(tl.int32, bitcast=True) >> 23) & 255) - 126, LOWEST)
-        down = ((BITS - exponent + 127) << 23).to(tl.float32, bitcast=True)
-        up = ((exponent - BITS + 127) << 23).to(tl.float32, bitcast=True)
-        whole = (x * down + ROUND) - ROUND
-        matrix = tl.load(Matrix + d[:, None] * WIDTH + d[None, :])
-        if X.dtype.element_ty.primitive_bitwidth == 16:  # no more bits than float16 has
-            sums = tl.dot(whole.to(tl.float16), matrix)
-        else:
-            high = (whole * 0.00390625 + ROUND) - ROUND
-            low = whole - high * 256.0
-            sums = tl.dot(high.to(tl.float16), matrix) * 256.0 + tl.dot(low.to(tl.float16), matrix)
-        x = sums * tl.load(Lengths + d)[None, :] * up
-    largest = _largest(x)
-    if WHOSE == LARGEST_ONLY:
-        tl.store(Largest + program, largest)
+@gluon.constexpr_function
+def _powers(first: int, end: int, axis: int) -> list[list[int]]:
+    """Steps of first, 2 first, ... below `end` along rows or columns."""
+    found = []
+    while first < end:
+        found.append([0, first] if axis else [first, 0])
+        first *= 2
+    return found
+
+
+@gluon.constexpr_function
+def _layout(registers: list[list[int]], lanes: list[list[int]], more: list[list[int]], width: int, warps: int) -> Any:
+    """`more` steps are those of warps, and of registers where there are too few of these."""
+    own = warps.bit_length() - 1
+    of_warps = (more + [[0, 0]] * own)[:own]
+    return gl.DistributedLinearLayout(registers + more[own:], lanes, of_warps, [], [128, width])
+
+
+@gluon.constexpr_function
+def by_rows(width, warps):
+    """Eight columns, and every 32nd from there on, in a thread; four threads along a row."""
+    columns = _powers(1, 8, 1) + _powers(32, width, 1)
+    return _layout(columns, _powers(8, 32, 1) + _powers(1, 8, 0), _powers(8, 128, 0), width, warps)
+
+
+@gluon.constexpr_function
+def by_columns(width, warps, places_first):
+    """Eight columns of eight keys in a thread, one or the other side by side."""
+    columns, places = _powers(1, 8, 1), _powers(1, 8, 0)
+    registers = places + columns if places_first else columns + places
+    more = _powers(64, 128, 0) + _powers(32, width, 1)
+    return _layout(registers, _powers(8, 32, 1) + _powers(8, 64, 0), more, width, warps)
+
+
+@gluon.constexpr_function
+def of_products(warps):
+    return gl.NVMMADistributedLayout([2, 0], [warps, 1], [16, 8])
+
+
+@gluon.jit
+def _mixed(x, half: gl.constexpr, D: gl.constexpr):
+    """Sums and differences of columns that are `half` apart, where one Hadamard matrix takes both."""
+    width: gl.constexpr = x.shape[1]
+    a, b = gl.split(gl.permute(gl.reshape(x, [BLOCK, width // (2 * half), 2, half]), (0, 1, 3, 2)))
+    made = gl.reshape(gl.permute(gl.join(a + b, a - b), (0, 1, 3, 2)), [BLOCK, width])
+    made = gl.convert_layout(made, x.type.layout)
+    whole: gl.constexpr = D // (2 * half) * (2 * half)
+    if D - whole > half:  # columns behind them belong to others; beside zeros they may be mixed
+        d = gl.expand_dims(gl.arange(0, width, gl.SliceLayout(0, x.type.layout)), 0)
+        made = gl.where(d < whole, made, x)
+    return made
+
+
+@gluon.jit
+def _hadamard(warps: gl.constexpr):
+    """The matrix of bits 1 to 4, signs before it: see rotation_parts. Bits 2, 3, 4 and 1 are in this order."""
+    layout: gl.constexpr = gl.DotOperandLayout(1, of_products(warps), 2)
+    i, j = gl.arange(0, 16, gl.SliceLayout(1, layout)), gl.arange(0, 16, gl.SliceLayout(0, layout))
+    odd = gl.expand_dims(i, 1) & gl.expand_dims(j, 0)
+    odd ^= odd >> 2
+    odd ^= (odd >> 1) ^ gl.expand_dims((i >> 3 & i) ^ (i >> 1 & i) ^ (i >> 2 & i >> 1), 1)
+    return (1 - 2 * (odd & 1)).to(gl.float16)
+
+
+@gluon.jit
+def _multiplied(x, matrix, warps: gl.constexpr):
+    """Products over bits 1 to 4 of the columns' numbers."""
+    width: gl.constexpr = x.shape[1]
+    rest: gl.constexpr = BLOCK // (8 * warps)
+    layout: gl.constexpr = of_products(warps)
+    bits = gl.reshape(x.to(gl.float16), [rest, warps, 8, width // CHUNK, 2, 2, 2, 2, 2])
+    rows = gl.reshape(gl.permute(bits, (3, 0, 1, 8, 2, 7, 4, 5, 6)), [BLOCK * width // 16, 16])
+    operand = gl.convert_layout(rows, gl.DotOperandLayout(0, layout, 2))
+    sums = mma_v2(operand, matrix, gl.zeros([BLOCK * width // 16, 16], gl.float32, layout))
+    bits = gl.reshape(sums, [width // CHUNK, rest, warps, 2, 8, 2, 2, 2, 2])
+    return gl.convert_layout(gl.reshape(gl.permute(bits, (1, 2, 4, 0, 6, 7, 8, 5, 3)), [BLOCK, width]), x.type.layout)
+
+
+@gluon.jit
+def _transformed(x, Remainder, D: gl.constexpr, warps: gl.constexpr):
+    """Integers that float16 has times the rotation's entries, exact."""
+    width: gl.constexpr = x.shape[1]
+    d = gl.expand_dims(gl.arange(0, width, gl.SliceLayout(0, x.type.layout)), 0)
+    sums = _multiplied(x, _hadamard(warps), warps)
+    if D % CHUNK & (D % CHUNK - 1) != 0:  # several matrices behind the last whole chunk
+        layout: gl.constexpr = gl.DotOperandLayout(1, of_products(warps), 2)
+        i, j = gl.arange(0, 16, gl.SliceLayout(1, layout)), gl.arange(0, 16, gl.SliceLayout(0, layout))
+        matrix = gl.load(Remainder + gl.expand_dims(i, 1) * 16 + gl.expand_dims(j, 0))
+        sums = gl.where(d < D // CHUNK * CHUNK, sums, _multiplied(x, matrix, warps))
+    odd = (d & d >> 5) ^ (d >> 6 & d >> 7) ^ (d >> 8 & d >> 9)  # of registers: known when this is compiled
+    sums *= (1 - 2 * (odd & 1)).to(gl.float32)
+    sums = _mixed(sums, 1, D)
+    for power in gl.static_range(5, WIDEST_POWER):
+        if 2 << power <= D:
+            sums = _mixed(sums, 1 << power, D)
+    return sums
+
+
+@gluon.jit
+def _rotated(
+    x, Remainder, BITS: gl.constexpr, LOWEST: gl.constexpr, D: gl.constexpr, short: gl.constexpr, warps: gl.constexpr
+):
+    """Rows times the rotation's entries, as integers, and the unit of each row. `short`: of floats of 16 bits, whose
+    integers float16 has."""
+    exponent = gl.maximum(((gl.max(gl.abs(x), 1).to(gl.int32, bitcast=True) >> 23) & 255) - 126, LOWEST)
+    down = ((BITS - exponent + 127) << 23).to(gl.float32, bitcast=True)
+    up = ((exponent - BITS + 127) << 23).to(gl.float32, bitcast=True)
+    x = (x * gl.expand_dims(down, 1) + ROUND) - ROUND
+    if short:
+        sums = _transformed(x, Remainder, D, warps)
     else:
-        if WHOSE == GIVEN:
-            largest = tl.load(Largest + program)
+        high = (x * 0.00390625 + ROUND) - ROUND
+        low = _transformed(x - high * 256.0, Remainder, D, warps)
+        sums = _transformed(high, Remainder, D, warps) * 256.0 + low
+    return sums, up
+
+
+@gluon.jit
+def _factor(largest, Scales, Largest, block, blocks, head, LEAST: gl.constexpr, TOP: gl.constexpr, WHOSE: gl.constexpr):
+    """What numbers are multiplied by; the scale is kept. `largest`: of the block."""
+    if WHOSE == OWN:
+        largest = gl.maximum(largest, LEAST)
+        gl.store(Scales + head * blocks + block, gl.div_rn(largest, TOP))
+    else:
+        largest = gl.maximum(gl.load(Largest), LEAST)
+        gl.store(Scales + head, gl.div_rn(largest, TOP), mask=block == 0)
+    return gl.div_rn(TOP, largest)
+
+
+@gluon.jit
+def _rows(
+    X, Out, Scales, Largest, strides, Lengths, Remainder, block, blocks, head, h_len, n, LEAST: gl.constexpr,
+    TOP: gl.constexpr, BITS: gl.constexpr, LOWEST: gl.constexpr, LENGTH: gl.constexpr, ROTATE: gl.constexpr,
+    WHOSE: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, warps: gl.constexpr,
+):  # fmt: skip
+    """A block of q or k."""
+    stride_b, stride_h, stride_n, stride_d = strides
+    layout: gl.constexpr = by_rows(WIDTH, warps)
+    row = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, layout))
+    d = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    X += (head // h_len).to(gl.int64) * stride_b + (head % h_len).to(gl.int64) * stride_h
+    at = gl.expand_dims(row.to(gl.int64) * stride_n, 1) + gl.expand_dims(d.to(gl.int64) * stride_d, 0)
+    there = gl.expand_dims(row < n, 1) & gl.expand_dims(d < D, 0)
+    x = gl.load(X + at, mask=there, other=0.0).to(gl.float32)
+    if ROTATE:
+        x, up = _rotated(x, Remainder, BITS, LOWEST, D, X.dtype.element_ty.primitive_bitwidth == 16, warps)
+        if LENGTH > 0:  # of all columns
+            largest = gl.max(gl.max(gl.abs(x), 1) * LENGTH * up, 0)
         else:
-            largest = tl.maximum(largest, LEAST)
-            tl.store(Scales + program, tl.div_rn(largest, TOP))
-        made = (x * tl.div_rn(TOP, largest)).to(Out.dtype.element_ty)
-        if TURN:
-            place, n_out = block * BLOCK + slot, groups * GROUP
-            out = Out + (head.to(tl.int64) * D + d[None, :]) * n_out + place[:, None]
-            tl.store(out, made, mask=(place < n_out)[:, None] & (d < D)[None, :])
+            length = gl.load(Lengths + d)
+            largest = gl.max(gl.max(gl.abs(x * gl.expand_dims(length, 0)), 1) * up, 0)
+    else:
+        largest = gl.max(gl.abs(x))
+    if WHOSE == LARGEST_ONLY:
+        gl.atomic_max(Largest, largest)
+    else:
+        factor = _factor(largest, Scales, Largest, block, blocks, head, LEAST, TOP, WHOSE)
+        if ROTATE:
+            if LENGTH > 0:
+                x *= gl.expand_dims(factor * LENGTH * up, 1)
+            else:
+                x = x * gl.expand_dims(length * factor, 0) * gl.expand_dims(up, 1)
         else:
-            out = Out + (head.to(tl.int64) * n + row[:, None]) * D + d[None, :]
-            tl.store(out, made, mask=(row < n)[:, None] & (d < D)[None, :])
+            x *= factor
+        at = gl.expand_dims((head.to(gl.int64) * n + row) * D, 1) + gl.expand_dims(d, 0)
+        gl.store(Out + at, x.to(Out.dtype.element_ty), mask=there)
 
 
-@triton.jit
-def _largest(x):
-    """The largest size, NaN aside."""
-    return tl.max(tl.max(tl.abs(x), 1), 0)
+@gluon.jit
+def _columns(
+    X, Out, Scales, Largest, strides, block, blocks, head, h_len, n, groups, LEAST: gl.constexpr, TOP: gl.constexpr,
+    WHOSE: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, warps: gl.constexpr,
+):  # fmt: skip
+    """A block of v, turned."""
+    stride_b, stride_h, stride_n, stride_d = strides
+    layout: gl.constexpr = by_columns(WIDTH, warps, False)
+    slot, d = gl.arange(0, BLOCK, gl.SliceLayout(1, layout)), gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    # the key that stands at each place: see Quantised
+    row = block * BLOCK + ((slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1))
+    X += (head // h_len).to(gl.int64) * stride_b + (head % h_len).to(gl.int64) * stride_h
+    at = gl.expand_dims(row.to(gl.int64) * stride_n, 1) + gl.expand_dims(d.to(gl.int64) * stride_d, 0)
+    x = gl.load(X + at, mask=gl.expand_dims(row < n, 1) & gl.expand_dims(d < D, 0), other=0.0)
+    by_places: gl.constexpr = by_columns(WIDTH, warps, True)
+    x = gl.convert_layout(x, by_places).to(gl.float32)
+    largest = gl.max(gl.abs(x))
+    if WHOSE == LARGEST_ONLY:
+        gl.atomic_max(Largest, largest)
+    else:
+        factor = _factor(largest, Scales, Largest, block, blocks, head, LEAST, TOP, WHOSE)
+        place = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, by_places))
+        d = gl.arange(0, WIDTH, gl.SliceLayout(0, by_places))
+        at = gl.expand_dims((head.to(gl.int64) * D + d) * (groups * GROUP), 0) + gl.expand_dims(place, 1)
+        there = gl.expand_dims(place < groups * GROUP, 1) & gl.expand_dims(d < D, 0)
+        gl.store(Out + at, (x * factor).to(Out.dtype.element_ty), mask=there)
 
 
-def on_gpu(x: Tensor, precision: Precision, rotated: bool, turn: bool) -> tuple[Tensor, Tensor]:
-    """Elements of x [B, H, n, D], turned where that is asked for, and scales [B, H, m]: see quantise."""
-    from attncc.runtime.quantise import BITS, ELEMENTS, GROUP, LARGEST, LEAST, LEAST_EXPONENT, shared_largest
+@gluon.jit(
+    do_not_specialize=["h_len", "h_kv_len", "q_len", "k_len", "groups", "q_blocks", "k_blocks", "q_heads", "k_heads"]
+)
+def _eight_bits(
+    Q, K, V, Q8, K8, V8, Q_scales, K_scales, V_scales, Largest, Lengths, Remainder,
+    q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d,
+    h_len, h_kv_len, q_len, k_len, groups, q_blocks, k_blocks, q_heads, k_heads,
+    LEAST: gl.constexpr, TOP: gl.constexpr, BITS: gl.constexpr, LOWEST: gl.constexpr, GROUP: gl.constexpr,
+    LENGTH: gl.constexpr, ROTATE: gl.constexpr, WHOSE: gl.constexpr, PER_HEAD: gl.constexpr, D: gl.constexpr,
+    WIDTH: gl.constexpr, D_V: gl.constexpr, WIDTH_V: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """`q_heads` heads of q, then `k_heads` of k, then as many of v."""
+    program = gl.program_id(0)
+    if WHOSE == GIVEN:  # what was read last may still be in the cache
+        program = gl.num_programs(0) - 1 - program
+    before = q_heads * q_blocks
+    if program < before:
+        block, head = program % q_blocks, program // q_blocks
+        Largest += head if PER_HEAD else 0
+        _rows(Q, Q8, Q_scales, Largest, (q_b, q_h, q_n, q_d), Lengths, Remainder, block, q_blocks, head, h_len,
+              q_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, num_warps)  # fmt: skip
+    else:
+        program -= before
+        block, head = program % k_blocks, program // k_blocks
+        Largest += q_heads + head if PER_HEAD else 1 + (head >= k_heads).to(gl.int32)
+        if head < k_heads:
+            _rows(K, K8, K_scales, Largest, (k_b, k_h, k_n, k_d), Lengths, Remainder, block, k_blocks, head,
+                  h_kv_len, k_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, num_warps)  # fmt: skip
+        else:
+            _columns(V, V8, V_scales, Largest, (v_b, v_h, v_n, v_d), block, k_blocks, head - k_heads, h_kv_len, k_len,
+                     groups, LEAST, TOP, WHOSE, GROUP, D_V, WIDTH_V, num_warps)  # fmt: skip
 
-    b, h, n, d = x.shape
-    blocks = max(1, -(-n // BLOCK.value))
-    n_out = -(-n // GROUP) * GROUP if turn else n
+
+def on_gpu(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> list[tuple[Tensor, Tensor]]:
+    """Elements and scales of q, of k and of v, which is turned: see quantise."""
+    if torch.version.hip:
+        raise NotBuilt("8-bit inputs on AMD GPUs are not built yet")
+    from attncc.runtime.quantise import BITS, ELEMENTS, GROUP, LARGEST, LEAST, LEAST_EXPONENT
+
+    (b, h, n, d), (_, h_kv, m, d_v) = q.shape, v.shape
+    if len({q.dtype, k.dtype, v.dtype}) > 1 or q.dtype == torch.float64:
+        q, k, v = q.float(), k.float(), v.float()
     top, kind = LARGEST[precision.inputs or ""], ELEMENTS[precision.inputs or ""]
-    width = max(16, triton.next_power_of_2(d))
-    out = x.new_empty((b, h, d, n_out) if turn else (b, h, n, d), dtype=kind)
-    scales = x.new_empty((b, h, blocks), dtype=torch.float32)
-    matrix, lengths = _padded(d, width, x.device) if rotated else (x, x)
-    given = x.float() if x.dtype == torch.float64 else x
-
-    def run(whose: Any, largest: Tensor) -> None:
-        _eight_bits[(b * h * blocks,)](
-            given, out, largest, scales, matrix, lengths, *given.stride(), h, n, n_out // GROUP, blocks, LEAST, top,
-            BITS, LEAST_EXPONENT, d, width, rotated, turn, whose, GROUP, num_warps=8,
-        )  # fmt: skip
-
-    if not b * h:
-        return out, scales if precision.block else scales[..., :1]
-    if precision.block:
-        run(OWN, scales)
-        return out, scales
-    largest = torch.empty_like(scales)
-    run(LARGEST_ONLY, largest)
-    shared = shared_largest(largest, precision).contiguous()
-    run(GIVEN, shared)
-    return out, (shared[..., :1] / top).contiguous()
+    own, per_head = precision.block is not None, precision.scales == "per_head"
+    blocks, kv_blocks, groups = max(1, -(-n // BLOCK.value)), max(1, -(-m // BLOCK.value)), -(-m // GROUP)
+    outs = [q.new_empty(shape, dtype=kind) for shape in (q.shape, k.shape, (b, h_kv, d_v, groups * GROUP))]
+    counts = (h, blocks), (h_kv, kv_blocks), (h_kv, kv_blocks)
+    scales = [q.new_empty((b, heads, count if own else 1), dtype=torch.float32) for heads, count in counts]
+    largest = q.new_zeros(0 if own else b * (h + 2 * h_kv) if per_head else 3, dtype=torch.float32)
+    width, width_v = (max(CHUNK.value, triton.next_power_of_2(size)) for size in (d, d_v))
+    warps = min(MOST_WARPS, max(LEAST_WARPS, max(width, width_v) // 16))
+    few = own and warps <= WARPS_OF_THREE and q.element_size() == 2
+    programs = b * (h * blocks + 2 * h_kv * kv_blocks)
+    for whose in (OWN,) if own else (LARGEST_ONLY, GIVEN):
+        if programs:
+            _eight_bits[(programs,)](
+                q, k, v, *outs, *scales, largest, *_uneven(d, width, q.device), *q.stride(), *k.stride(), *v.stride(),
+                h, h_kv, n, m, groups, blocks, kv_blocks, b * h, b * h_kv, LEAST, top, BITS, LEAST_EXPONENT, GROUP,
+                0.0 if d & d - 1 else d**-0.5, precision.rotates, whose, per_head, d, width, d_v, width_v,
+                num_warps=warps, maxnreg=REGISTERS_OF_THREE if few else None,
+            )  # fmt: skip
+    return list(zip(outs, scales, strict=True))
 
 
 @cache
-def _padded(d: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rotation's entries in float16 and its columns' lengths, filled up with 0."""
+def _uneven(d: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where d is no power of two: lengths of the rotation's columns, [width], and the matrix of bits 1 to 4 of the last
+    32 columns' numbers, in the order of _hadamard, [16, 16]."""
     from attncc.runtime.quantise import rotation_parts
 
-    matrix, lengths = rotation_parts(d)
-    whole, every = torch.zeros(width, width, dtype=torch.float16, device=device), torch.zeros(width, device=device)
-    whole[:d, :d], every[:d] = matrix, lengths
-    return whole, every
+    entries, lengths = (torch.nn.functional.pad(x, (0, width - d) * x.dim()) for x in rotation_parts(d))
+    i, start = torch.arange(16, device="cpu"), (d - 1) // CHUNK.value * CHUNK.value
+    last = start + ((i & 7) << 2 | (i & 8) >> 2)
+    return lengths.to(device), (entries[last][:, last] * entries[start, start]).half().to(device)

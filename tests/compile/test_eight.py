@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from attncc.analysis import kernel_visits
 from attncc.codegen import render
@@ -69,22 +69,23 @@ def test_a_kernel_compiles(tmp_path, precision, inputs):
     assert text.count("cvt.rn.satfinite.e4m3x2.f32")
 
 
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("size", [64, 128, 256])
-def test_the_pass_that_quantises_compiles(size, rotated):
-    """q and k are rotated, v is turned."""
-    kernel = quantise_kernel._eight_bits
+@pytest.mark.parametrize(("size", "rotated", "kind"), [(64, True, "bf16"), (256, False, "bf16"), (224, True, "fp32")])
+def test_the_pass_that_quantises_compiles(size, rotated, kind):
+    """q and k are rotated, v is turned, and all stay in registers: shared memory is for the block's largest."""
+    kernel, width, warps = quantise_kernel._eight_bits, 1 << (size - 1).bit_length(), 16 if size > 128 else 4
     fixed = {
-        "LEAST": LEAST, "TOP": 448.0, "BITS": BITS, "LOWEST": LEAST_EXPONENT, "D": size, "WIDTH": size,
-        "ROTATE": rotated, "TURN": not rotated, "WHOSE": 0, "GROUP": GROUP, "stride_d": 1,
+        "LEAST": LEAST, "TOP": 448.0, "BITS": BITS, "LOWEST": LEAST_EXPONENT, "GROUP": GROUP, "LENGTH": 0.0,
+        "ROTATE": rotated, "WHOSE": 0, "PER_HEAD": True, "D": size, "WIDTH": width, "D_V": size, "WIDTH_V": width,
+        "num_warps": warps, "q_d": 1, "k_d": 1, "v_d": 1,
     }  # fmt: skip
-    pointers = {"X": "*bf16", "Out": "*fp8e4nv", "Matrix": "*fp16"} | dict.fromkeys(
-        ("Largest", "Scales", "Lengths"), "*fp32"
-    )
+    pointers = dict.fromkeys("QKV", f"*{kind}") | dict.fromkeys(("Q8", "K8", "V8"), "*fp8e4nv") | {"Remainder": "*fp16"}
+    pointers |= dict.fromkeys(("Q_scales", "K_scales", "V_scales", "Largest", "Lengths"), "*fp32")
     types = {n: "constexpr" if n in fixed else pointers.get(n, "i32") for n in kernel.arg_names}
-    source = ASTSource(kernel, types, {(kernel.arg_names.index(n),): value for n, value in fixed.items()})
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    assert "cvt.rn.satfinite.e4m3x2" in made.asm["ptx"] and ("wgmma" in made.asm["ptx"]) == rotated
+    source = GluonASTSource(kernel, types, {(kernel.arg_names.index(n),): value for n, value in fixed.items()})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    text = made.asm["ptx"]
+    assert "cvt.rn.satfinite.e4m3x2" in text and ("mma.sync" in text) == rotated
+    assert made.metadata.shared <= 4096
 
 
 @pytest.mark.slow

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,6 +19,11 @@ def calls(rows=150, keys=200, size=64, dtype=torch.float32):
     g = torch.Generator().manual_seed(0)
     sizes = (2, 4, rows, size), (2, 2, keys, size), (2, 2, keys, size)
     return [torch.randn(s, generator=g).to(dtype) for s in sizes]
+
+
+@pytest.mark.parametrize("size", [32, 64, 96, 128, 224, 256])
+def test_a_mean_in_common_is_spread(size):
+    assert rotation(size).sum(0).abs().max() <= 2**0.5 + 1e-6  # one large column is spread to 1 of each
 
 
 @pytest.mark.parametrize("size", [1, 8, 31, 96, 128])
@@ -147,33 +149,3 @@ def test_refusals():
         eight.varlen(given[0][0], given[1][0], given[2][0], torch.tensor([0, 4], dtype=torch.int32))
     with pytest.raises(NotImplementedError, match="interpreter"):
         attncc.compile("attention x { } precision { inputs f8e4m3 }", target="interpreter")(*given)
-
-
-def test_the_kernel_gives_the_same_scales():
-    """Triton's interpreter does not always round to the nearest: benchmarks/eight.py compares bits on a GPU."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
-INTERPRETED = """
-import torch
-from attncc.ir import Precision
-from attncc.runtime.quantise import _side, turned
-from attncc.runtime.quantise_kernel import on_gpu
-
-torch.manual_seed(0)
-kinds = ("per_block(128)", "hadamard", 96), ("per_head", "hadamard", 64), ("per_tensor", "none", 32)
-for scales, rotate, size in kinds:
-    precision = Precision(inputs="f8e4m3", scales=scales, rotate=rotate)
-    x = torch.randn(2, 150, 3, size).half().transpose(1, 2)
-    x[0, 0, 1, 1] = 60
-    for turn in (False, True):
-        want, scale = _side(x, precision, precision.rotates and not turn)
-        want = turned(want) if turn else want
-        made, found = on_gpu(x, precision, precision.rotates and not turn, turn)
-        assert torch.equal(scale, found) and made.shape == want.shape
-        a, b = made.float(), want.float()
-        assert (a == b).float().mean() > 0.9 and (a.sign() * b.sign() >= 0).all()
-"""

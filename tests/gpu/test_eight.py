@@ -72,7 +72,10 @@ def test_long_flat_rows_and_equal_values():
     assert torch.equal(attn(0.1 * q, k, torch.full_like(v, 0.7109375)), torch.full_like(q, 0.7109375))
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 128), (torch.float16, 96), (torch.float32, 64)])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float16, 96), (torch.float32, 64)],
+)
 @pytest.mark.parametrize("scales", ["per_block(128)", "per_head", "per_tensor"])
 def test_the_pass_that_quantises_gives_the_bits_of_the_cpu(dtype, size, scales):
     torch.manual_seed(0)
