@@ -32,9 +32,13 @@ def test_every_kind_keeps_its_bound(reports, name):
     assert all(r.lse < 3e-3 for r in report.rows)
 
 
-def test_rotation_and_blocks_help_with_outliers(reports):
-    """The default beside one scale for all and no rotation."""
-    ours, plain = ({r.inputs: r.rmse for r in reports[n].rows} for n in ("default", "plain"))
+def test_rotation_and_blocks_help_with_outliers():
+    """The default beside one scale for all and no rotation, over draws that differ by a factor of 2."""
+    found = []
+    for name in ("default", "plain"):
+        rows = check(frontend.parse(SPECS[name]).spec, shapes=SHAPE, seeds=range(8)).rows
+        found.append({kind: sum(r.rmse**2 for r in rows if r.inputs == kind) ** 0.5 for kind in KINDS})
+    ours, plain = found
     assert ours["outliers"] < 0.8 * plain["outliers"] and ours["channels"] < 0.9 * plain["channels"]
     assert all(ours[kind] < {"entries": 1.2}.get(kind, 1.05) * plain[kind] for kind in KINDS)
 

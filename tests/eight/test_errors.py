@@ -66,10 +66,10 @@ def test_the_default_beside_one_scale_for_all(kind):
 
 @pytest.mark.parametrize("kind", ["outliers", "gaussian", "sink"])
 def test_a_sample_of_it(kind):
-    assert ratio(kind, SHAPE, 3) > min(BETTER.get(kind, NO_WORSE), 1.5) - 0.1
+    assert ratio(kind, SHAPE, 12) > min(BETTER.get(kind, NO_WORSE), 1.5) - 0.1
 
 
-@pytest.mark.parametrize(("size", "most"), [(16, 1), (64, 1), (256, 1), (32, 2), (128, 2)])
+@pytest.mark.parametrize(("size", "most"), [(64, 1), (256, 1), (32, 2), (128, 2), (512, 2)])
 def test_what_columns_share_is_spread(size, most):
     """A mean of all columns is as large in each rotated one, or nothing in one half of them."""
     turned = (torch.ones(size) / size**0.5) @ rotation(size) * size**0.5
