@@ -20,6 +20,7 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f8e4m3": 1, "f8e5m2":
 WHOLE = ("tcgen05", "fma")  # where the scores go to the layout of a narrow read, not the read to that of the scores
 DIRECT_TO_SHARED = (3, 8)  # the Triton that began to use the direct loads of CDNA4 for this
 IN_HALVES = (3, 7)  # the Triton that began to pass a tile from a layout to another in parts where that goes
+PEELED = (3, 8)  # the Triton that began to peel the last step on mfma, where what is read passes as float32
 PADDING = 16  # of the bytes of a buffer, at least: what is added to it
 WORD, FLAG = 4, 1  # bytes that a packed bit is loaded as, and that what is true or not takes on its way to the scores
 STORED = 64  # bytes of a thread that pass at a time on the way of an output without a matrix unit
@@ -177,7 +178,7 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
     index = max(plan.index_bytes, *inner, 0)
     if _reads_as_scores(plan, target):
         narrow = 0 if plan.tile_q == target.warp_size * plan.warps else narrow
-    elif unit in WHOLE and narrow:
+    elif narrow and (unit in WHOLE or (unit == "mfma" and plan.stages > 1 and triton_release() >= PEELED)):
         narrow = WORD
     if unit in ("fma", "mfma") or triton_release() < IN_HALVES:
         return max(narrow, index)
