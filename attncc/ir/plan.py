@@ -74,6 +74,7 @@ class KernelPlan:
     narrow_key_bytes: int = 0  # the same, for each key
     index_bytes: int = 0  # the same, of indices
     flag_bytes: int = 0  # of levels[0]: bits, and what is compared alone
+    least_bytes: int = 0  # of the narrowest tensor that scores and masks read
     reads_down: bool = False  # what scores and masks read for each pair lies side by side from row to row, all of it
     mask_levels: int = 0  # at which the part of the mask reads that keys alone decide, wide enough to be loaded ahead
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced

@@ -17,6 +17,7 @@ BUILT: dict[str, Callable[..., int]] = {  # algorithms of the forward pass: its 
     "standard": ladder_memory.standard_forward, "fa1": ladder_memory.fa1_forward,
     "fa2": shared_memory.fa2_forward, "fa3": hopper.shared_bytes,
 }  # fmt: skip
+TCGEN05_ROWS, WORD = 64, 4  # the least rows that it takes; bytes of a float32
 MIN_TILE = 16  # the least side of a matrix product in Triton
 TMA_ROWS = 32  # whose lse are 128 bytes, to multiples of which TMA writes
 MAX_STAGES = 8
@@ -75,7 +76,18 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         found.append(Violation("loads", "descriptor", "pointer", f"{target.name} has no TMA unit for descriptor loads"))
     if plan.products == "tf32" and plan.dtype == "f32" and target.is_gpu and not target.caps.has_tf32:
         found.append(Violation("products", "tf32", "ieee", f"{target.name} has no tf32 products"))
+    if _falls_to_tf32(plan, target):
+        words = (
+            f"exact float32 products of {TCGEN05_ROWS} rows become tf32 in Triton where narrower values go into them"
+        )
+        found.append(Violation("tile_q", plan.tile_q, TCGEN05_ROWS // 2, words))
     return found
+
+
+def _falls_to_tf32(plan: KernelPlan, target: Target) -> bool:
+    """Whether Triton 3.6 and 3.7 give tcgen05 a product that is to be exact: weights into which narrow values go."""
+    exact = plan.direction == "forward" and plan.dtype == "f32" and plan.products == "ieee"
+    return exact and target.caps.has_tcgen05 and 0 < plan.least_bytes < WORD and plan.tile_q >= TCGEN05_ROWS
 
 
 def _dtypes(plan: KernelPlan, target: Target) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class Operands:
     mask_levels  how many levels the part of the mask that keys alone decide has
     down    whether all of the first level, narrow or not, lies side by side from row to row
     tests   whether several parts of the mask compare what is read of a row alone with keys
+    least   of everything that is read, by the whole program too: bytes of the narrowest
     """
 
     pair: int = 0
@@ -54,6 +55,7 @@ class Operands:
     flags: int = 0
     mask_levels: int = 0
     down: bool = False
+    least: int = 0
 
     @property
     def passing(self) -> tuple[int, ...]:
@@ -97,9 +99,11 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
     whole = {r for e in expressions for r in _outermost(e, compared=False)}
     flags = sum(size for read, size in found.first.items() if read not in whole or _is_bit(spec, read))
     down = bool(found.own) and all(map(_runs_down, found.own))
+    least = min((element_bytes(spec, read) for read in reads), default=0)
     return Operands(
         pair, bits, key, row, gather, chain, tuple(found.bytes), tuple(found.widths), found.keys, found.narrow,
         found.narrow_keys, found.index, _tests(spec), flags, len(masked.bytes), down,
+        least,
     )  # fmt: skip
 
 

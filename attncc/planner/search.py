@@ -155,6 +155,7 @@ def _candidates(
                 full_reads=in_full[apart].passing if loops else (), narrow_bytes=read.narrow,
                 narrow_key_bytes=read.narrow_keys, index_bytes=read.index,
                 row_tests=read.tests, flag_bytes=read.flags, mask_levels=read.mask_levels, reads_down=read.down,
+                least_bytes=read.least,
                 listed=visits is not None and visits.listed,
             )  # fmt: skip
 

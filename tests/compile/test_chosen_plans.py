@@ -119,6 +119,17 @@ def test_a_chosen_plan_takes_what_was_predicted(compiled, name, d, dv, dtype):
     check(compiled, CAUSAL, name, d, dv, dtype)
 
 
+@pytest.mark.parametrize("read", ["i8[k]", "bool[row]", "f16[h]", "i32[k]"])
+def test_exact_products_take_no_matrix_unit(compiled, read):
+    """Of tcgen05 Triton 3.6 and 3.7 have tf32 where narrow values go into the weights."""
+    element, axes = read.split("[")
+    term = f"where(t[{axes}, s, s + 1)" if element == "bool" else f"s + t[{axes}"
+    spec = parse(f"attention a(t: {read}) {{ score {term} }}").spec
+    shape = Shape(head_dim=64, head_dim_v=64, dtype="f32")
+    plan = choose(spec, shape, target("sm_100"), kernel_visits(spec, forward=True)).plan
+    assert not {"mma", "tcgen05"} & set(compiled(spec, plan).instructions)
+
+
 @pytest.mark.parametrize("rows", [1, 4096])
 @pytest.mark.parametrize(("name", "d", "dv"), ODD)
 def test_a_chosen_plan_of_odd_head_sizes_takes_what_was_predicted(compiled, name, d, dv, rows):

@@ -67,6 +67,17 @@ def test_tf32_is_nvidias():
     assert [v.limit for v in violations(plan, target("gfx942"))] == ["products"]
 
 
+def test_exact_products_stay_exact_where_narrow_values_go_into_them():
+    plan = replace(GOOD, target="sm_100", dtype="f32", tile_q=64, tile_k=32, head_dim=64, head_dim_v=64, least_bytes=1)
+    for change, limits in (
+        ({}, ["tile_q"]),
+        ({"products": "tf32"}, []),
+        ({"tile_q": 32}, []),
+        ({"least_bytes": 4}, []),
+    ):
+        assert [v.limit for v in violations(replace(plan, **change), target("sm_100"))] == limits
+
+
 def test_a_cpu_has_no_limits_but_those_of_the_program():
     plan = replace(GOOD, target="cpu", dtype="f64", tile_k=256, stages=1, warps=1, head_dim=512, head_dim_v=512)
     assert violations(plan, target("cpu")) == ()

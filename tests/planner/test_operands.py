@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,16 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
     ],
 )
 def test_what_a_step_reads(text, found):
-    assert operands(parse(text).spec) == found
+    assert replace(operands(parse(text).spec), least=0) == found
+
+
+@pytest.mark.parametrize(
+    ("params", "least"), [("", 0), ("t: f32[k]", 4), ("t: f16[h]", 2), ("t: bool[row], u: i32[k]", 1)]
+)
+def test_the_narrowest_of_all_that_is_read(params, least):
+    terms = "".join(f" or {p[0]}[{p.split('[')[1][:-1]}] != 0" for p in params.split(", ") if p and "bool" not in p)
+    flag = " or t[row]" if "bool" in params else ""
+    assert operands(parse(f"attention a({params}) {{ mask k <= q{terms}{flag} }}").spec).least == least
 
 
 def test_a_unit_that_keeps_its_accumulators_loads_what_is_added_as_any_other():
