@@ -8,15 +8,15 @@ are 128 rows, with and without a cap on registers) and each reference of the exp
 the warp-specialised kernel. `--every` takes every plan that the planner ranks instead; `--within` leaves out those to
 which the model gives more than so many times its least time. `--rest` takes the times that these records have, and
 measures the other plans, the first choice and the fastest of what is known; `--again` measures those of an algorithm
-whose kernels have changed since. Each is compared with float64, then timed, briefly where it is far from the fastest so
+whose kernels have changed since. Each is compared with float64, then timed, once where it is far from the fastest so
 far; the first choice and the fastest are timed again in turns. Rows of one spec and head size share their kernels and
-are measured by a process of their own; the GPU is had by one at a time. The bar is 0.9.
+are measured by a process of their own; the GPU is had by one at a time. What is measured is written as it comes, so
+that a run that was ended goes on with `--rest` and its record. The bar is 0.9.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import multiprocessing
 import queue
@@ -44,7 +44,8 @@ TARGET = "sm_90"
 WRONG = 1e-2  # relative error of a 16-bit result that is no rounding
 SMALL = 1280  # rows of a call that loads a kernel
 FINALISTS = 3  # of the grid, that meet the first choice
-FAR = 1.4  # times the fastest, beyond which a brief time is enough
+FAR = 1.5  # times the fastest, beyond which one call is enough
+KEPT = 10.0  # seconds after which what was measured is written
 Family = tuple[str, str, int]  # part, spec, head size
 Known = dict[str, dict[str, float]]  # milliseconds of plans by row
 
@@ -123,9 +124,9 @@ class Contest:
     def measure(self, candidate: Candidate) -> None:
         """Compare with float64 in the first row; time in all."""
         attn = self.compiled[candidate] = having(self.attention, self.planned, pipeline.FORWARD, candidate)
-        small = forward.tensors(replace(self.rows[0], batch=1, length=SMALL))
+        small = shortened(self.rows[0])
         with torch.no_grad():  # loads the kernel, while another has the GPU
-            attn(*small, **self.rows[0].params)
+            attn(*forward.tensors(small), **small.params)
         with torch.no_grad(), turns.GPU:
             for i, row in enumerate(self.rows):
                 torch.manual_seed(0)
@@ -138,11 +139,11 @@ class Contest:
 
     def _time(self, row: forward.Row, call: Any) -> float:
         fastest = min((*self.times[row.name].values(), *self.known.get(row.name, {}).values()), default=math.inf)
-        short = brief(call)
-        return short if short > FAR * fastest else self.clock.time(call)
+        once = brief(call)
+        return once if once > FAR * fastest else self.clock.time(call)
 
-    def results(self, left: int, failed: list[str]) -> list[dict[str, Any]]:
-        """A record of each row; first choice and finalists are timed in turns."""
+    def results(self, left: int, failed: list[str], ended: bool = True) -> list[dict[str, Any]]:
+        """A record of each row; at the end first choice and finalists are timed in turns."""
         made = []
         for row in self.rows:
             times = self.times[row.name]
@@ -151,10 +152,7 @@ class Contest:
             first = self.candidates[0]
             best = sorted(times, key=lambda c: times[c])[:FINALISTS]
             meet = list(dict.fromkeys([c for c in (first,) if c in times] + best))
-            q, k, v = forward.tensors(row)
-            with torch.no_grad(), turns.GPU:
-                again = self.clock.in_turns([self._call(c, row, q, k, v) for c in meet])
-            final = dict(zip(meet, again, strict=True))
+            final = self._in_turns(row, meet) if ended else {c: times[c] for c in meet}
             winner = min(final, key=lambda c: final[c])
             fa2 = [c for c in self.candidates if c in times and c.plan.algorithm == "fa2"]
             every = self.known.get(row.name, {}) | {told(c): round(ms, 4) for c, ms in times.items()}
@@ -171,21 +169,34 @@ class Contest:
             })  # fmt: skip
         return made
 
+    def _in_turns(self, row: forward.Row, candidates: list[Candidate]) -> dict[Candidate, float]:
+        q, k, v = forward.tensors(row)
+        with torch.no_grad(), turns.GPU:
+            again = self.clock.in_turns([self._call(c, row, q, k, v) for c in candidates])
+        return dict(zip(candidates, again, strict=True))
+
     def _call(self, candidate: Candidate, row: forward.Row, q: Any, k: Any, v: Any) -> Any:
         attn = self.compiled[candidate]
         return lambda: attn(q, k, v, **row.params)
 
 
 def brief(call: Any) -> float:
-    """Milliseconds of the fastest of three calls, behind another one."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    """Milliseconds of one call, behind another one."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     call()
-    for mark in marks[:-1]:
-        mark.record()
-        call()
-    marks[-1].record()
+    start.record()
+    call()
+    end.record()
     torch.cuda.synchronize()
-    return min(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+    return start.elapsed_time(end)
+
+
+def shortened(row: forward.Row) -> forward.Row:
+    """The same kernels on few rows; tensors of the row's keys are cut to them."""
+    few = min(SMALL, row.length)
+    cut = {n: x[..., :few] if isinstance(x, torch.Tensor) and x.shape[-1] == row.length else x
+           for n, x in row.params.items()}  # fmt: skip
+    return replace(row, batch=1, length=few, params=cut)
 
 
 def told(candidate: Candidate) -> str:
@@ -199,9 +210,10 @@ def contest(
     family: Family, only: str, every: bool, algorithm: str, known: Known, within: float, workers: int, end: float,
     out: Any,
 ) -> None:  # fmt: skip
-    """A process of its own: results are put into `out`."""
+    """A process of its own: results so far are put into `out` with the family, and None at the end."""
     compiling = Workers(workers)
     made, failed, left = Contest(family, only, every, algorithm, known, within), [], 0
+    kept = time.time()
     try:
         waiting = [(c, compiling.submit(job_of(made.attention, made.planned, pipeline.FORWARD, c)))
                    for c in made.candidates]  # fmt: skip
@@ -216,7 +228,11 @@ def contest(
                 left += 1
             except Exception as fault:  # told; the others go on
                 failed.append(f"{told(candidate)}: {str(fault).strip().splitlines()[-1][:120]}")
-        out.put(made.results(left, failed))
+            if time.time() > kept + KEPT:
+                out.put((family, made.results(len(waiting) - len(made.compiled) - len(failed), failed, ended=False)))
+                kept = time.time()
+        out.put((family, made.results(left, failed)))
+        out.put((family, None))
     finally:
         compiling.close()
 
@@ -263,19 +279,22 @@ def main() -> None:
     running = [context.Process(target=contest, args=(family, *chosen, end, out)) for family in found]
     for process in running:
         process.start()
-    results, waiting = [], len(running)
+    results: dict[str, dict[str, Any]] = {}
+    waiting = set(found)
     while waiting and (any(p.is_alive() for p in running) or not out.empty()):
         try:
-            rows = out.get(timeout=1)
+            family, rows = out.get(timeout=1)
         except queue.Empty:
             continue
-        waiting -= 1
-        results += rows
-        for row in rows:
-            print(shown(row), flush=True)
-        told_of = "every" if options.every else "usual"
-        records.write(Path(options.out) / options.json, results, grid=f"{told_of} {options.algorithm}".rstrip())
-    shares = [row["share"] for row in results if row["share"]]
+        if rows is None:
+            waiting.discard(family)
+            for name in (row.name for row in found[family] if row.name in results):
+                print(shown(results[name]), flush=True)
+            continue
+        results |= {row["row"]: row for row in rows}
+        grid = f"{'every' if options.every else 'usual'} {options.algorithm}".rstrip()
+        records.write(Path(options.out) / options.json, list(results.values()), grid=grid)
+    shares = [row["share"] for row in results.values() if row["share"]]
     if shares:
         print(f"first choice / best: least {min(shares):.3f}, median {statistics.median(shares):.3f}, of {len(shares)}")
 

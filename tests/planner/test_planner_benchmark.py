@@ -1,8 +1,13 @@
 """What benchmarks/planner.py measures, without a GPU."""
 
+import queue
 import sys
+import time
+from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
+import torch
 
 from tests.house.tree import ROOT
 
@@ -69,3 +74,61 @@ def test_times_of_a_record_are_those_of_plans_that_are_in_the_grid_today(bench):
     made = bench.Contest(("dense", "full", 256), row, False, "", known)
     assert made.known[row].keys() == set(grid[:-1]) and made.names == set(grid)
     assert bench.told(made.candidates[-1]) == grid[-1] and len(made.candidates) < len(grid)
+
+
+class Compiled:
+    """Stands in for the processes that compile: all is done at once."""
+
+    def __init__(self, count):
+        pass
+
+    def submit(self, job):
+        done = Future()
+        done.set_result(None)
+        return done
+
+    def close(self):
+        pass
+
+
+def contest_without_gpu(bench, monkeypatch, known, most):
+    """What a family's process puts into its queue, and what it measured, where it is ended after so many plans."""
+    family, row, measured = ("dense", "full", 256), "full D256 H8 B4 S4096", []
+
+    def measure(self, candidate):
+        if len(measured) == most:
+            raise KeyboardInterrupt
+        measured.append(bench.told(candidate))
+        self.compiled[candidate] = None
+        self.times[row][candidate] = 1.0 + len(measured)
+
+    monkeypatch.setattr(bench, "Workers", Compiled)
+    monkeypatch.setattr(bench, "KEPT", -1.0)
+    monkeypatch.setattr(bench.Contest, "measure", measure)
+    monkeypatch.setattr(bench.Contest, "_in_turns", lambda self, row, some: {c: self.times[row.name][c] for c in some})
+    out = queue.Queue()
+    with suppress(KeyboardInterrupt):
+        bench.contest(family, row, False, "", known, float("inf"), 1, time.time() + 60, out)
+    return [out.get() for _ in range(out.qsize())], measured
+
+
+def test_a_run_that_was_ended_is_gone_on_with(bench, monkeypatch):
+    told, first = contest_without_gpu(bench, monkeypatch, {}, 8)
+    assert all(rows is not None for _, rows in told)  # it was not done
+    (kept,) = told[-1][1]
+    assert list(kept["times"]) == first and kept["measured"] == 8 and kept["left"] == kept["plans"] - 8
+    again, second = contest_without_gpu(bench, monkeypatch, {kept["row"]: kept["times"]}, None)
+    assert again[-1][1] is None
+    (whole,) = again[-2][1]
+    assert whole["measured"] == whole["plans"] == len(first) + len(set(second) - set(first)) and whole["left"] == 0
+    assert len(second) < whole["plans"] and whole["first"] == first[0] == second[0]
+
+
+def test_the_call_that_loads_a_kernel_takes_the_first_rows_of_a_mask_s_tensors(bench):
+    import forward
+
+    doc, slopes = torch.arange(4096)[None], torch.ones(16)
+    small = bench.shortened(forward.Row("masks", "document", 4, 16, 4096, 128, {"doc": doc, "slopes": slopes, "n": 7}))
+    assert (small.batch, small.length) == (1, bench.SMALL)
+    assert small.params["doc"].tolist() == [list(range(bench.SMALL))]
+    assert small.params["slopes"] is slopes and small.params["n"] == 7
