@@ -44,6 +44,13 @@ def test_every_winner_is_legal_today(table, spec, head_dim):
         assert plan is not None and planner.choices_of(plan) == row["choices"], row["key"]
 
 
+def test_no_winner_took_longer_than_the_planners_choice():
+    """In the lengths of its bucket together, as they were measured in turns; where that choice was right at all."""
+    for _, row in ROWS:
+        own = {n: ms for n, ms in row["planner_ms"].items() if ms is not None}
+        assert own.keys() <= row["ms"].keys() and sum(row["ms"][n] / own[n] for n in own) <= len(own), row["key"]
+
+
 @pytest.mark.parametrize(
     ("table", "row"), [pytest.param(*r, marks=pytest.mark.slow if i % EACH else ()) for i, r in enumerate(ROWS)],
     ids=lambda x: x if isinstance(x, str) else x["key"].split(" ", 1)[1],
