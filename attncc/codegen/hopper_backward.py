@@ -35,7 +35,7 @@ from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
 from attncc.planner.hopper import CACHED_BYTES
-from attncc.planner.hopper_backward import ADDED, keys_plan, wide, widths
+from attncc.planner.hopper_backward import ADDED, RING_BYTES, keys_plan, wide, widths
 from attncc.targets import target
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
@@ -126,6 +126,7 @@ class HopperBackwardView:
     halves: int  # of 64 rows in a tile
     columns: int  # of 64 in a head
     cached_bytes: int
+    ring_bytes: int  # of sums that heads use in turns
     processors: int  # of the target; a GPU may have less
     row_bytes: int  # of Q, d_out and dQ's sums
     near: int  # rows of a head that programs side by side go through, at most; 0 where they go through all
@@ -151,7 +152,7 @@ def render(spec: AttentionSpec, visits_q: Visits, visits_k: Visits, plan: Kernel
     made, checked = launch.build_command(spec, plan), launch.file_name(spec.name, plan)
     own, rows = keys_plan(plan), plan.passes["dq"]
     alone = f"deterministic · dQ by itself in tiles of {rows.tile_q} × {rows.tile_k}"
-    added = "dQ added up by TMA, in any order" + (", in sums that heads use in turns" if plan.sums == "turns" else "")
+    added = "dQ added up by TMA, in any order" + (", heads in turns" if plan.sums == "turns" else "")
     how = added if plan.sums in ADDED else alone
     banner = (
         *comment(text),
@@ -268,7 +269,7 @@ def hopper_backward_view(
     learned = [name for name, _, _ in found.gradients]
     checked = [f'({i}, ("{n}", d_{n}))' for i, n in enumerate("qkv")]
     checked += [f'({i}, ("{name}", more["{name}"]))' for i, name in enumerate(learned, 3)]
-    rows = plan.passes["dq"]
+    rows, near = plan.passes["dq"], spread(spec, visits_k) == "local"
     return HopperBackwardView(
         banner=banner, docstring=_docstring(plan), arguments=_call_arguments(spec, names),
         free_axes=tuple((names[a], launch.extent(spec, a, names)) for a in spec.free_axes),
@@ -295,7 +296,7 @@ def hopper_backward_view(
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,
         columns=first // PIECE, cached_bytes=CACHED_BYTES, processors=target(plan.target).units,
         row_bytes=6 * plan.head_dim + 2 * plan.head_dim_v,
-        near=NEAR if spread(spec, visits_k) == "local" else 0,
+        near=NEAR if near else 0, ring_bytes=CACHED_BYTES if near else RING_BYTES,
         helpers=frozenset(lowering.printer.helpers | make.helpers), seq="fixed", starts="", statistics=True,
         interpreted=False, sparse=False, check=check, check_helpers=in_order(check.helpers),
         check_inputs=", ".join(["Q", "K", "V", *(names[name] for name in learned)]),

@@ -1,10 +1,11 @@
 """Plans of the warp-specialised backward pass: which specs it takes, its schedules, what they hold.
 
 A warp loads tiles of Q and d_out by TMA; two warp groups have 64 keys each, and keep their dK and dV. Each makes one
-half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is added, or turns where heads may
-use the same sums one after another: two more warps convert those of earlier heads; a search tries it), or a second
-kernel over rows works scores out once more, and equal calls give equal bits (apart). Of heads wider than 128 a warp
-group can hold only one sum: one has the weights and dV of 64 keys, the other their dK, and dQ is always made apart.
+half of every tile of dQ, which the TMA unit adds up in float32, in any order (`sums` is turns: heads may use the same
+sums one after another, and two more warps convert those of earlier heads; or added: each has its own, which a search
+tries), or a second kernel over rows works scores out once more, and equal calls give equal bits (apart). Of heads wider
+than 128 a warp group can hold only one sum: one has the weights and dV of 64 keys, the other their dK, and dQ is always
+made apart.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TILE_Q = {64: 128, 128: 64, 256: 64}
 ROWS = PassPlan(128, 128, 2, 8, "descriptor", REGISTERS)  # of the kernel of dQ alone
 WIDE_ROWS = replace(ROWS, tile_k=64)  # one buffer of V beside two of K
 ADDED = ("added", "turns")  # `sums` of which dQ is added up as it comes
+RING_BYTES = 30 * 2**20  # of sums that heads use in turns; four of 8 MB are slower than sums for each head
 PARTIAL = 2 * 4096 * 4  # bytes of dQ on its way to memory
 BACK = 4096 * 4  # and on its way back
 
@@ -135,7 +137,7 @@ def plan(base: KernelPlan, deterministic: bool) -> KernelPlan:
     own = rows if apart else keys
     made = replace(
         base, algorithm="fa3", tile_q=own.tile_q, tile_k=own.tile_k, stages=own.stages, warps=own.warps,
-        loads=own.loads, max_registers=own.max_registers, dkdv=keys, sums="apart" if apart else "added",
+        loads=own.loads, max_registers=own.max_registers, dkdv=keys, sums="apart" if apart else "turns",
     )  # fmt: skip
     return replace(made, shared_bytes=shared_bytes(made))
 

@@ -103,11 +103,11 @@ def candidates(spec: AttentionSpec, shape: Shape, target: Target, visits: Visits
 
 def backward_candidates(spec: AttentionSpec, shape: Shape, target: Target, int_bits: int = 32) -> tuple[Candidate, ...]:
     """The planner's choice for the backward pass, and its neighbours: other tiles, stages and warps of each kernel.
-    Where dQ is added up, the form too in which heads use the sums in turns: it pays where many heads are short."""
+    Where heads may use the sums of dQ in turns, the form too in which each has its own."""
     chosen = choose_backward(spec, shape, target, int_bits)
     other = choose_backward(spec, shape, target, int_bits, algorithm="fa2")  # that of warp groups has one schedule
-    turns = (legal(replace(p, sums="turns"), target) for p in (chosen,) if p.sums == "added")
-    near = (*turns, *(legal(p, target) for p in _neighbours(other)))
+    own = (legal(replace(p, sums="added"), target) for p in (chosen,) if p.sums == "turns")
+    near = (*own, *(legal(p, target) for p in _neighbours(other)))
     found = dict.fromkeys([chosen, other, *(p for p in near if p is not None)])
     return tuple(Candidate(p, None) for p in list(found)[:MOST_BACKWARD])
 

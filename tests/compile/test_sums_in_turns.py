@@ -1,10 +1,12 @@
-"""Sums of dQ that heads use one after another: nobody waits for what has not begun, whatever the order of events; the
-form is a plan of its own, which a search may try."""
+"""Sums of dQ that heads use one after another: nobody waits for what has not begun, whatever the order of events; heads
+whose sums have no room in L2 have their own, which is a plan too that a search may try."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from attncc.codegen.hopper_backward import render
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape
 from attncc.planner import backward_candidates, choices_of, choose_backward, violations, with_choices
+from attncc.planner.hopper_backward import ADDED
 from attncc.runtime.compile import load_module
 from attncc.runtime.compile_backward import compile_backward
 from attncc.targets import target
@@ -22,17 +25,20 @@ MASKS = ("mask k <= q", "", "mask 0 <= q - k < 100")
 
 def planned(mask: str) -> tuple[AttentionSpec, KernelPlan]:
     spec = replace(parse(f"attention a {{ {mask} }}").spec, schedules=(Schedule(algorithm="fa3"),))
-    found = backward_candidates(spec, Shape(), target("sm_90"))
-    return spec, next(c.plan for c in found if c.plan.sums == "turns")
+    return spec, choose_backward(spec, Shape(), target("sm_90"))
+
+
+def waiting(mask: str, folder: Path) -> Any:
+    """The function of a generated file that says who waits for whom."""
+    spec, plan = planned(mask)
+    path = folder / "a.py"
+    path.write_text(render(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, "", None), encoding="utf-8")
+    return load_module(path).in_turns
 
 
 @pytest.fixture(scope="module", params=MASKS)
 def in_turns(request, tmp_path_factory):
-    """The function of a generated file that says who waits for whom."""
-    spec, plan = planned(request.param)
-    path = tmp_path_factory.mktemp("turns") / "a.py"
-    path.write_text(render(spec, kernel_visits(spec, "q"), kernel_visits(spec, "k"), plan, "", None), encoding="utf-8")
-    return load_module(path).in_turns
+    return waiting(request.param, tmp_path_factory.mktemp("turns"))
 
 
 def ends(heads: int, tiles: int, processors: int, turns: tuple[int, int, int], random: Random) -> bool:
@@ -71,7 +77,7 @@ def test_every_program_ends(in_turns):
     random, shared = Random(3), 0
     for _ in range(70):
         heads, tiles = random.randint(1, 40), random.choice((1, 2, 7, 16, 70))
-        turns = in_turns(heads, random.choice((8, 64, 256)), tiles, random.randint(1, 12))
+        turns = in_turns(heads, random.choice((8, 64, 128)), tiles, random.randint(1, 12))
         together, behind, ring = turns
         assert behind == ring == heads or together <= min(behind, ring - behind)
         assert 1 <= behind <= ring <= heads
@@ -93,15 +99,23 @@ def test_sums_fit_into_the_cache_or_each_head_has_its_own(in_turns):
     assert in_turns(256, 16, 8, 32)[2] < 256
 
 
-def test_the_form_is_tried_beside_the_planners_and_kept_with_its_choices():
+@pytest.mark.parametrize(("mask", "taken"), [("", False), ("mask k <= q", False), ("mask 0 <= q - k < 100", True)])
+def test_long_heads_take_turns_where_they_see_near_keys_alone(tmp_path, mask, taken):
+    in_turns = waiting(mask, tmp_path)
+    assert (in_turns(16, 256, 128, 1)[2] < 16) is taken  # 16384 rows
+    assert in_turns(64, 64, 32, 8)[2] < 64  # 4096
+
+
+def test_turns_are_the_planners_form_and_sums_for_each_head_are_tried_beside_it():
     spec, plan = planned("mask k <= q")
-    chosen = choose_backward(spec, Shape(), target("sm_90"))
-    assert chosen.sums == "added" and not violations(plan, target("sm_90"))
-    assert with_choices(chosen, choices_of(plan), target("sm_90")) == plan
+    found = [c.plan for c in backward_candidates(spec, Shape(), target("sm_90"))]
+    own = next(p for p in found if p.sums == "added")
+    assert found[0] == plan and plan.sums == "turns" and not violations(own, target("sm_90"))
+    assert with_choices(plan, choices_of(own), target("sm_90")) == own
     wide = choose_backward(spec, Shape(head_dim=256, head_dim_v=256), target("sm_90"))
     assert violations(replace(wide, sums="turns"), target("sm_90"))
     assert not [c for c in backward_candidates(spec, Shape(head_dim=256, head_dim_v=256), target("sm_90"))
-                if c.plan.sums == "turns"]  # fmt: skip
+                if c.plan.sums in ADDED]  # fmt: skip
 
 
 def test_both_ways_of_a_call_compile(tmp_path):

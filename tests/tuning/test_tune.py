@@ -140,7 +140,7 @@ def test_a_plan_that_adds_in_any_order_may_round_otherwise_there(tuned, monkeypa
     monkeypatch.setattr(tune.OnDevice, "_small", lambda self, tuned: [])
     _, found = tuned([spoil, spoil], [1.0, 1.0], ("backward",), "attention plain { mask k <= q }", {}, wider=4)
     trials = found.found["backward"].trials[:2]
-    assert [t.candidate.plan.sums for t in trials] == ["added", ""]
+    assert [t.candidate.plan.sums for t in trials] == ["turns", ""]
     assert [t.status for t in trials] == [status, search.UNSTEADY]
 
 
