@@ -122,6 +122,8 @@ def test_a_run_that_was_ended_is_gone_on_with(bench, monkeypatch):
     (whole,) = again[-2][1]
     assert whole["measured"] == whole["plans"] == len(first) + len(set(second) - set(first)) and whole["left"] == 0
     assert len(second) < whole["plans"] and whole["first"] == first[0] == second[0]
+    both = set(first) & set(second)
+    assert both and all(whole["times"][name] <= kept["times"][name] for name in both)  # held up once, not twice
 
 
 def test_the_call_that_loads_a_kernel_takes_the_first_rows_of_a_mask_s_tensors(bench):
