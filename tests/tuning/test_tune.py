@@ -30,9 +30,11 @@ class Pretended:
 
     def __init__(self, whole, spoil):
         self.whole, self.spoil, self.calls = whole, spoil, 0
-        self.spec, self.ready = whole.spec, whole.ready
+        self.spec, self.ready, self.asked = whole.spec, whole.ready, set()
 
     def both(self, q, k, v, given, deterministic=None):
+        if deterministic is not None:
+            self.asked.add(("call", deterministic))
         out, lse = self.whole.both(q, k, v, given, deterministic=deterministic)
         self.calls += 1
         if self.spoil == "half":  # of the rows is never written
@@ -49,7 +51,8 @@ class Pretended:
             raise torch.cuda.OutOfMemoryError("tried to allocate 2 GiB")
         return out, lse
 
-    def gradients(self, ready, call, given):
+    def gradients(self, ready, call, given, deterministic=None):
+        self.asked.add(("gradients", deterministic))
         d_q, d_k, d_v, more = self.whole.gradients(ready, call, given)
         self.calls += 1
         if self.spoil == "gradient" and call[0].shape[2] == 80:
@@ -142,6 +145,15 @@ def test_a_plan_that_adds_in_any_order_may_round_otherwise_there(tuned, monkeypa
     trials = found.found["backward"].trials[:2]
     assert [t.candidate.plan.sums for t in trials] == ["turns", ""]
     assert [t.status for t in trials] == [status, search.UNSTEADY]
+
+
+def test_a_plan_that_adds_is_judged_itself(tuned, monkeypatch):
+    """Not the one for equal bits, which the memory that shows what is not written asks for."""
+    made, having = [], tune.having
+    monkeypatch.setattr(tune, "having", lambda *a: made.append(having(*a)) or made[-1])
+    _, found = tuned([None] * 40, [1.0] * 40, ("backward",), "attention plain { mask k <= q }", {}, wider=4)
+    assert found.found["backward"].trials[0].candidate.plan.sums == "added"
+    assert made[0].asked == {("call", False), ("gradients", False)}
 
 
 def test_passes_share_the_time(device, tensors, monkeypatch):
