@@ -38,7 +38,7 @@ from attncc.runtime.draw import Draw
 from attncc.runtime.precompile import Workers
 from attncc.runtime.search import OK, Found
 from attncc.runtime.timing import Events
-from attncc.runtime.tune import Contest, job_of, tune
+from attncc.runtime.tune import Contest, beside, job_of, tune
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 16384  # rows of a call, batch times length
@@ -281,8 +281,9 @@ class Ahead:
     def _compile(self, contest: Contest) -> None:
         """A search asks for the same, and waits for what is not done yet."""
         attention = Attention(contest.planned.parsed, contest.planned.consts)
-        for candidate in contest.candidates:
-            self.workers.submit(job_of(attention, contest.planned, contest.direction, candidate))
+        own = (job_of(attention, contest.planned, contest.direction, c) for c in contest.candidates)
+        for job in (*beside(attention, contest), *own):
+            self.workers.submit(job)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,15 @@ def job_of(attention: Attention, planned: pipeline.Planned, direction: str, cand
     )  # fmt: skip
 
 
+def beside(attention: Attention, contest: Contest) -> tuple[Job, ...]:
+    """What compiles ahead the kernel that a contest's calls run beside each candidate: that of the forward pass, whose
+    results the backward pass takes."""
+    if contest.direction == pipeline.FORWARD:
+        return ()
+    choice = contest.planned.choice
+    return (job_of(attention, contest.planned, pipeline.FORWARD, Candidate(choice.plan, None)),)
+
+
 def having(attention: Attention, planned: pipeline.Planned, direction: str, candidate: Candidate) -> Attention:
     """The attention with a candidate in the place of the planner's choice."""
     tuned = {direction: candidate.choices}
@@ -201,6 +210,7 @@ class OnDevice:
         self.planned, self.direction = contest.planned, contest.direction
         self._patience = COMPILING * budget
         self._workers = workers
+        self._beside = [workers.submit(job) for job in beside(call.attention, contest)]
         self._jobs = {c: self._submit(c) for c in contest.candidates}
         self._waited = False
         self._first: list[Tensor] | None = None
@@ -213,7 +223,7 @@ class OnDevice:
         """All are compiled before the first is timed, so that timing has the machine to itself. The planner's choice is
         waited for however long it takes: without it nothing is known."""
         if not self._waited:
-            wait(self._jobs.values(), self._patience)
+            wait((*self._beside, *self._jobs.values()), self._patience)
             self._waited = True
         job = self._jobs[candidate]
         if not job.done() and candidate != self.contest.candidates[0]:

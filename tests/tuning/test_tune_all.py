@@ -10,7 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attncc.runtime import search, winners
+from attncc import pipeline
+from attncc.ir import Shape
+from attncc.runtime import search, tune, winners
+from attncc.runtime.attention import Attention
 from attncc.runtime.winners import Device
 from benchmarks import tune_all
 
@@ -19,6 +22,8 @@ OPTIONS = argparse.Namespace(
     specs="causal,full", head_dims="128,64", lengths="512,1024,8192", passes="forward,backward", candidates=3,
     quick=True, seconds=1.0,
 )  # fmt: skip
+
+SHAPE = Shape(q_len=1024, head_dim=64, head_dim_v=64)
 
 
 @pytest.fixture
@@ -94,6 +99,20 @@ def test_buckets_of_the_same_plans_are_compiled_and_judged_once():
     made[1].candidates = made[1].candidates[::-1]
     ahead = tune_all.Ahead(tasks, [done(c) for c in made], workers)
     assert ahead.contest(1) is made[1]
+
+
+def test_the_forward_kernel_beside_a_backward_pass_is_compiled_ahead_too():
+    """The very one that the candidates are run with."""
+    task, workers = tune_all.Task("causal", "backward", 64, (1024,)), Submitted()
+    made = tune_all.contest(task, "sm_90", 2)
+    tune_all.Ahead([task], [done(made)], workers).contest(0)
+    first, *others = workers.jobs
+    assert [j.direction for j in workers.jobs] == ["forward", "backward", "backward"]
+    compiled = pipeline.plan_parsed(made.planned.parsed, first.consts, {}, first.shape, first.target, tuned=first.tuned)
+    attention = Attention(made.planned.parsed, made.planned.consts)
+    for candidate, job in zip(made.candidates, others, strict=True):
+        run = tune.having(attention, made.planned, "backward", candidate).kernels.planned(("sm_90", HERE), SHAPE, 32)
+        assert run.choice.plan == compiled.choice.plan and run.tuned == job.tuned
 
 
 def test_what_cannot_be_planned_fails_in_its_turn():
