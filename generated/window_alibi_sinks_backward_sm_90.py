@@ -5,8 +5,8 @@
 #     softmax sink(sinks[h])
 # }
 #
-# backward · fa3 · tile 64 × 128 · 2 stages · 8 warps · dQ added up by TMA, in any order
-# sm_90, bf16, head size 128: 168 registers, no spills, 193 KB of shared memory
+# backward · fa3 · tile 64 × 128 · 2 stages · 8 warps · dQ added up by TMA, in any order, heads in turns
+# sm_90, bf16, head size 128: 168 registers, 8 spills, 209 KB of shared memory
 # Weights are worked out again from lse. A row that sees nothing: zero gradients.
 # made by: attncc build window_alibi_sinks.attn --pass backward --target sm_90
 # checked by: python window_alibi_sinks_backward_sm_90.py
@@ -45,6 +45,9 @@ VALUE_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16
 OF_DS = gl.constexpr(gl.DotOperandLayout(0, KEY_SUMS.value, 2))
 OF_P = gl.constexpr(gl.DotOperandLayout(0, VALUE_SUMS.value, 2))
 ROW_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+ADDING, CONVERTING = gl.constexpr(8), gl.constexpr(2)  # warps of a program that add to sums of dQ, that convert sums
+RUN = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))  # of sums in the order of registers
+FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ATOM = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))  # 64 columns
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
@@ -93,6 +96,34 @@ def in_order_of_registers(x):
 
 
 @gluon.jit
+def count_in(counter):
+    """Each warp counts there, behind all that its threads have written before."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        " bar.warp.sync 0xffffffff; @first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }",
+        "=r,l", [counter.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1,
+    )
+
+
+@gluon.jit
+def wait_for(counter, count):
+    """Until so many warps have counted there; what they wrote before is seen from here on."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred few; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.lt.s32 few, seen, $2;"
+        " @few bra again; fence.proxy.async; mov.b32 $0, 0; }",
+        "=r,l,r", [counter.to(gl.int64), count], dtype=gl.int32, is_pure=False, pack=1,
+    )
+
+
+@gluon.jit
+def wait_for_writes(but: gl.constexpr):
+    """Until all that TMA was given to write is in memory, `but` for the last tiles."""
+    gl.inline_asm_elementwise(
+        f"cp.async.bulk.wait_group {but}; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def opaque_zero():
     """Keeps the compiler from working out dozens of addresses ahead of the loop, which registers have no room for."""
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
@@ -125,19 +156,20 @@ def each_key(x):
 
 @triton.jit(
     do_not_specialize=[
-        "q_len", "h_len", "k_len", "b_len", "group", "window"
+        "q_len", "h_len", "k_len", "b_len", "group", "window", "zeroed"
     ],
     do_not_specialize_on_alignment=[
         "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward_delta(
-    Out, D_out, D_lse, Lse, Lse_2, Delta, Sums, D_sinks, slopes, sinks,
+    Out, D_out, D_lse, Lse, Lse_2, Delta, Sums, Progress, D_sinks, slopes, sinks,
     stride_ob: "i64", stride_oh: "i64", stride_om: "i64", stride_od,
     stride_gb: "i64", stride_gh: "i64", stride_gm: "i64", stride_gd,
     stride_slopes: "i64", stride_sinks: "i64",
     q_len: "i32", h_len: "i32", k_len: "i32", b_len: "i32", group: "i32",
     window: "i32",
+    zeroed: "i32",
     TILE_Q: tl.constexpr,
 ):
     # ---- a tile of rows of a head: the sum of d_out * out over each, less the gradient of its lse; and the lse
@@ -169,7 +201,9 @@ def window_alibi_sinks_backward_delta(
     at = tl.program_id(0).to(tl.int64) * TILE_Q + tl.arange(0, TILE_Q)[:, None]
     tl.store(Lse_2 + at, lse * LOG2E)
     tl.store(Delta + at, -delta)
-    tl.store(Sums + at * 128 + tl.arange(0, 128)[None, :], tl.zeros([TILE_Q, 128], tl.float32))
+    if tl.program_id(0) < zeroed:
+        tl.store(Sums + at * 128 + tl.arange(0, 128)[None, :], tl.zeros([TILE_Q, 128], tl.float32))
+    tl.store(Progress + 2 * tl.program_id(0) + tl.arange(0, 2), tl.zeros([2], tl.int32))
 
 
 @gluon.jit
@@ -208,24 +242,24 @@ def window_alibi_sinks_backward_rows(step, Keys, Slopes, mine_of: gl.constexpr):
 
 
 @gluon.jit
-def window_alibi_sinks_backward_add(d_q, place, Partial, D_q, mine_of: gl.constexpr):
+def window_alibi_sinks_backward_add(d_q, place, Partial, Sums, mine_of: gl.constexpr):
     """It is added to the sums of that tile of rows."""
     piece = place * 2 + mine_of
     tma.store_wait(0)
     Partial.index(mine_of).store(in_order_of_registers(d_q).reshape([16, 256]))
     fence_async_shared()
-    add_tile(D_q, [piece * 16, 0], Partial.index(mine_of))
+    add_tile(Sums, [piece * 16, 0], Partial.index(mine_of))
 
 
 @gluon.jit
-def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.constexpr):
+def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.constexpr, TURNS: gl.constexpr):
     """64 keys, and the rows that the producer hands out."""
     (
-        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, slopes, sinks, stride_slopes, stride_sinks, q_len,
-        k_len, b_len, h_len, group, together, window,
+        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, Sums, D_q, Progress, slopes, sinks, stride_slopes,
+        stride_sinks, q_len, k_len, b_len, h_len, group, together, window, behind, ring,
     ) = args
-    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
-    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial, Summed = shared
+    key_full, value_full, query_full, gradient_full, used, key_read, sums_free, summed = signals
     # ---- which keys (heads in groups whose rows stay in L2, their first keys first)
     q_len, k_len, h_len, group = here(q_len), here(k_len), here(h_len), here(group)
     tiles = gl.cdiv(k_len, TILE_K)
@@ -238,7 +272,12 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
     k = own + gl.expand_dims(gl.arange(0, KEYS, OF_KEYS), 1)
     given = (slopes, sinks, stride_slopes, stride_sinks, q_len, k_len, b_len, h_len, group, together, window)
     row_tiles = gl.cdiv(q_len, TILE_Q)
-    first = (b * h_len + h_kv * group) * row_tiles  # of this group's tiles of rows, among all
+    if TURNS:
+        first = head_kv % ring * (group * row_tiles)  # of this group's tiles of rows, among all whose sums are there
+        after = ring * (group * row_tiles)
+    else:
+        first = (b * h_len + h_kv * group) * row_tiles
+        after = b_len * h_len * row_tiles
     d_k = gl.zeros([KEYS, 128], gl.float32, KEY_SUMS)
     d_v = gl.zeros([KEYS, 128], gl.float32, VALUE_SUMS)
 
@@ -270,7 +309,9 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
     dp, d_v = warpgroup_mma_wait(0, deps=[dp, d_v])
     d_v = warpgroup_mma_init(d_v)
     arrive(10 + mine_of)  # as if there were a tile before, with its ds
-    before = b_len * h_len * row_tiles  # and its place behind all others
+    before = after  # and its place behind all others
+    if TURNS:
+        mbarrier.wait(sums_free, 0)
     step = 0
     # the loop turns where d_v alone is in flight, which nothing else reads
     while order & LAST == 0:
@@ -288,7 +329,7 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
         d_q = warpgroup_mma_wait(0, deps=[d_q])
         arrive(8 + (step & 1) * 2 + mine_of)  # ds is written, that of the tile before is read
         mbarrier.arrive(used.index(at))
-        window_alibi_sinks_backward_add(d_q, before, Partial, D_q, mine_of)
+        window_alibi_sinks_backward_add(d_q, before, Partial, Sums, mine_of)
         before = first + member * row_tiles + order // 8
         step += 1
         at = step % STAGES
@@ -338,12 +379,12 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
     d_q = window_alibi_sinks_backward_rows(step - 1, Keys, Slopes, mine_of)
     d_k, d_q = warpgroup_mma_wait(0, deps=[d_k, d_q])
     arrive(8 + (step & 1) * 2 + mine_of)
-    window_alibi_sinks_backward_add(d_q, before, Partial, D_q, mine_of)
+    window_alibi_sinks_backward_add(d_q, before, Partial, Sums, mine_of)
     arrive_and_wait(8 + (step & 1) * 2 + (1 - mine_of))
     d_q = window_alibi_sinks_backward_rows(step, Keys, Slopes, mine_of)
     d_q = warpgroup_mma_wait(0, deps=[d_q])
     mbarrier.arrive(key_read)
-    window_alibi_sinks_backward_add(d_q, first + member * row_tiles + order // 8, Partial, D_q, mine_of)
+    window_alibi_sinks_backward_add(d_q, first + member * row_tiles + order // 8, Partial, Sums, mine_of)
 
     # ---- both leave through the buffers of these keys, of which dQ of the other one reads K
     Values.index(mine_of).reshape([KEYS, 128]).store(d_v.to(ELEMENT))
@@ -354,6 +395,9 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
     Keys.index(mine_of).reshape([KEYS, 128]).store(d_k)
     fence_async_shared()
     store_tile(D_k, [b, h_kv, own, 0], Keys.index(mine_of))
+    if TURNS:
+        wait_for_writes(2)  # but for dK and dV
+        count_in(Progress + 2 * here(first))
     tma.store_wait(0)
 
 
@@ -361,11 +405,11 @@ def window_alibi_sinks_backward_consumer(shared, signals, args, mine_of: gl.cons
 def window_alibi_sinks_backward_load(order, member, loaded, b, h_kv, mine, shared, signals, args):
     """Hands an order on and loads its rows, and V behind the first Q."""
     (
-        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, slopes, sinks, stride_slopes, stride_sinks, q_len,
-        k_len, b_len, h_len, group, together, window,
+        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, Sums, D_q, Progress, slopes, sinks, stride_slopes,
+        stride_sinks, q_len, k_len, b_len, h_len, group, together, window, behind, ring,
     ) = args
-    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
-    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial, Summed = shared
+    key_full, value_full, query_full, gradient_full, used, key_read, sums_free, summed = signals
     at, h = loaded % STAGES, h_kv * group + member
     place = (b * h_len + h) * gl.cdiv(q_len, TILE_Q) + order // 8  # among all tiles of rows
     mbarrier.wait(used.index(at), loaded // STAGES & 1 ^ 1)
@@ -389,11 +433,11 @@ def window_alibi_sinks_backward_load(order, member, loaded, b, h_kv, mine, share
 def window_alibi_sinks_backward_producer(shared, signals, args):
     """Loads the keys, then the tiles of rows that see them, of all heads of the group, in the order of their use."""
     (
-        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, slopes, sinks, stride_slopes, stride_sinks, q_len,
-        k_len, b_len, h_len, group, together, window,
+        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, Sums, D_q, Progress, slopes, sinks, stride_slopes,
+        stride_sinks, q_len, k_len, b_len, h_len, group, together, window, behind, ring,
     ) = args
-    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial = shared
-    key_full, value_full, query_full, gradient_full, used, key_read = signals
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial, Summed = shared
+    key_full, value_full, query_full, gradient_full, used, key_read, sums_free, summed = signals
     # ---- which keys (heads in groups whose rows stay in L2, their first keys first)
     q_len, k_len, h_len, group = here(q_len), here(k_len), here(h_len), here(group)
     tiles = gl.cdiv(k_len, TILE_K)
@@ -435,6 +479,58 @@ def window_alibi_sinks_backward_producer(shared, signals, args):
 
 
 @gluon.jit
+def window_alibi_sinks_backward_converter(shared, signals, args):
+    """This program's share of dQ of a head of K to whose sums all was added, which are zero again then."""
+    (
+        Q, K, V, D_out, D_k, D_v, Lse_2, Delta, Sums, D_q, Progress, slopes, sinks, stride_slopes,
+        stride_sinks, q_len, k_len, b_len, h_len, group, together, window, behind, ring,
+    ) = args
+    Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial, Summed = shared
+    key_full, value_full, query_full, gradient_full, used, key_read, sums_free, summed = signals
+    # ---- which keys (heads in groups whose rows stay in L2, their first keys first)
+    q_len, k_len, h_len, group = here(q_len), here(k_len), here(h_len), here(group)
+    tiles = gl.cdiv(k_len, TILE_K)
+    group_start = gl.program_id(0) // (together * tiles) * together
+    group_size = gl.minimum(b_len * (h_len // group) - group_start, together)
+    inside = gl.program_id(0) - group_start * tiles
+    head_kv, mine = group_start + inside % group_size, inside // group_size
+    b, h_kv = head_kv // (h_len // group), head_kv % (h_len // group)
+    row_pieces = gl.cdiv(q_len, TILE_Q) * 1
+    pieces = group * row_pieces * 2
+    if head_kv >= ring:  # those who had these sums before: theirs are zero again
+        wait_for(Progress + head_kv % ring * pieces + 1, head_kv // ring * tiles * CONVERTING)
+    mbarrier.arrive(sums_free)
+    if head_kv >= behind:
+        head_kv -= behind
+        from_piece = head_kv % ring * pieces
+        wait_for(Progress + from_piece, (head_kv // ring + 1) * tiles * ADDING)
+        i = gl.arange(0, 512, RUN)  # 8 columns: of warps, rows, pairs of columns, halves
+        row, column = i // 128 * 16 + i // 2 % 2 * 8 + i // 16 % 8, i // 4 % 4 * 2 + i % 2
+        eighths = reinterpret(Summed, gl.float32, [8, 512], FLAT)
+        phase = 0
+        for piece in range(mine, pieces, tiles):
+            mbarrier.expect(summed, 4096 * 4)
+            load_tile(Sums, [(from_piece + piece) * 16, 0], summed, Summed)
+            place = piece // 2
+            first_row = place % row_pieces * 64
+            at = ((head_kv * group + place // row_pieces).to(gl.int64) * q_len + first_row) * 128
+            first_column = piece % 2 * 64
+            mbarrier.wait(summed, phase)
+            phase ^= 1
+            for eighth in gl.static_range(8):
+                x = eighths.index(eighth).load(RUN)
+                eighths.index(eighth).store(gl.zeros([512], gl.float32, RUN))
+                to = D_q + at + (first_column + eighth * 8) + (row * 128 + column)
+                stored = row < q_len - first_row
+                gl.store(to, (x * SCALE).to(ELEMENT), stored)
+            fence_async_shared()
+            store_tile(Sums, [(from_piece + piece) * 16, 0], Summed)
+            tma.store_wait(0)
+        wait_for_writes(0)
+        count_in(Progress + from_piece + 1)
+
+
+@gluon.jit
 def barriers(count: gl.constexpr, arrivals: gl.constexpr):
     made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(count):
@@ -444,17 +540,19 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=[
-        "q_len", "k_len", "b_len", "h_len", "group", "together", "window"
+        "q_len", "k_len", "b_len", "h_len", "group", "together", "window", "behind", "ring"
     ],
     do_not_specialize_on_alignment=[
         "slopes", "sinks", "stride_slopes", "stride_sinks"
     ],
 )
 def window_alibi_sinks_backward(
-    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, D_q, slopes, sinks,
+    Q, K, V, D_out, D_k, D_v, Lse_2, Delta, Sums, D_q, Progress, slopes, sinks,
     stride_slopes: "i64", stride_sinks: "i64",
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     window: "i32",
+    behind: "i32", ring: "i32",
+    TURNS: tl.constexpr,
 ):
     Keys = gl.allocate_shared_memory(K.dtype, [2, 1, 1, KEYS, 128], K.layout)
     Values = gl.allocate_shared_memory(V.dtype, [2, 1, 1, KEYS, 128], V.layout)
@@ -465,12 +563,20 @@ def window_alibi_sinks_backward(
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     members = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     Slopes = gl.allocate_shared_memory(K.dtype, [4, KEYS, TILE_Q], ATOM)  # ds of two steps of each consumer
-    Partial = gl.allocate_shared_memory(gl.float32, [2, 16, 256], D_q.layout)  # dQ on its way
+    Partial = gl.allocate_shared_memory(gl.float32, [2, 16, 256], Sums.layout)  # dQ on its way
+    if TURNS:
+        Summed = gl.allocate_shared_memory(gl.float32, [16, 256], Sums.layout)  # and on its way back
+    else:
+        Summed = Partial
     key_full, value_full = barriers(1, 1).index(0), barriers(1, 1).index(0)
     query_full, gradient_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
     key_read = barriers(1, 2).index(0)
-    shared = (Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial)
-    signals = (key_full, value_full, query_full, gradient_full, used, key_read)
+    if TURNS:
+        sums_free, summed = barriers(1, 1).index(0), barriers(1, 1).index(0)
+    else:
+        sums_free, summed = key_read, key_read
+    shared = (Keys, Values, Queries, Gradients, lses, deltas, orders, members, Slopes, Partial, Summed)
+    signals = (key_full, value_full, query_full, gradient_full, used, key_read, sums_free, summed)
     args = (
         Q,
         K,
@@ -480,7 +586,9 @@ def window_alibi_sinks_backward(
         D_v,
         Lse_2,
         Delta,
+        Sums,
         D_q,
+        Progress,
         slopes,
         sinks,
         stride_slopes,
@@ -492,36 +600,51 @@ def window_alibi_sinks_backward(
         group,
         together,
         window,
+        behind,
+        ring,
     )
     number_0: gl.constexpr = 0
     number_1: gl.constexpr = 1
-    gl.warp_specialize(
-        [
-            (window_alibi_sinks_backward_consumer, (shared, signals, args, number_0)),
-            (window_alibi_sinks_backward_consumer, (shared, signals, args, number_1)),
-            (window_alibi_sinks_backward_producer, (shared, signals, args)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    if TURNS:
+        gl.warp_specialize(
+            [
+                (window_alibi_sinks_backward_consumer, (shared, signals, args, number_0, TURNS)),
+                (window_alibi_sinks_backward_consumer, (shared, signals, args, number_1, TURNS)),
+                (window_alibi_sinks_backward_producer, (shared, signals, args)),
+                (window_alibi_sinks_backward_converter, (shared, signals, args)),
+            ],
+            [4, 1, CONVERTING],
+            [240, 32, 32],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (window_alibi_sinks_backward_consumer, (shared, signals, args, number_0, TURNS)),
+                (window_alibi_sinks_backward_consumer, (shared, signals, args, number_1, TURNS)),
+                (window_alibi_sinks_backward_producer, (shared, signals, args)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
 
 
 @triton.jit(
     do_not_specialize=[
-        "q_len"
+        "q_len", "kept", "converted"
     ],
 )
 def window_alibi_sinks_backward_convert(
     Sums, D_q,
     q_len: "i32",
+    kept: "i32", converted: "i32",
     TILE_Q: tl.constexpr,
 ):
     # ---- 64 rows of a head, whose sums stand in the order of registers
     tiles = tl.cdiv(q_len, TILE_Q) * (TILE_Q // 64)
-    head, mine = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    head, mine = converted + tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row = mine * 64 + tl.arange(0, 64)
     for i in tl.static_range(2):
-        piece = tl.program_id(0).to(tl.int64) * 2 + i
+        piece = ((head % kept).to(tl.int64) * tiles + mine) * 2 + i
         x = tl.load(Sums + piece * 4096 + tl.arange(0, 4096), eviction_policy="evict_first") * SCALE
         x = tl.reshape(x, (8, 4, 8, 4, 2, 2))  # block of columns, warp, row, pair of columns, half, column
         x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), (64, 64))
@@ -559,6 +682,21 @@ def within_reach(x):
     return x if reached else x.clone(memory_format=torch.contiguous_format)
 
 
+def in_turns(heads, row_tiles, key_tiles, together):
+    """How many heads of K go together, after how many more the sums of one are converted, how many have sums at a time.
+
+    What a program waits for is done by programs of earlier groups, which began before it: `behind` is at least the
+    size of a group, and so is `ring - behind`. Nobody waits long, since programs on all processors began in between.
+    Each head has sums of its own where L2 has no room for so many.
+    """
+    begun = triton.cdiv(132, key_tiles)  # heads that programs work at, one on each processor
+    few = 1
+    room, behind = min(heads, 33554432 // (32768 * row_tiles)), few + begun - 1
+    if room <= behind + few:
+        return together, heads, heads
+    return few, behind, min(room, behind + few + begun)
+
+
 def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks):
     """q [B, H, Q, 128], k [B, H_kv, K, 128], v [B, H_kv, K, 128], out and d_out [B, H, Q, 128] in bf16,
     lse and d_lse [B, H, Q] in float32; any strides, what TMA cannot address is copied; d_lse may be None.
@@ -575,30 +713,37 @@ def backward(q, k, v, out, lse, d_out, d_lse=None, *, window=1024, slopes, sinks
     row_tiles = triton.cdiv(q_len, 64)
     d_sinks = torch.empty((b_len, h_len, row_tiles), dtype=torch.float32, device=q.device)
     lse_2, delta = torch.empty((2, slots * 64), dtype=torch.float32, device=q.device)
+    together = max(1, 33554432 // (1024 * min(q_len, 2048) * group))  # heads of K whose rows L2 holds
+    together, behind, ring = in_turns(b_len * h_kv_len, group * row_tiles, triton.cdiv(k_len, 128), together)
+    kept, converted = ring * group, (b_len * h_kv_len - behind) * group
+    zeroed = kept * row_tiles
     # dQ is added up in float32, tile by tile in the order of registers; behind the last is one that nobody reads
-    sums = torch.empty(((slots + 1) * 32, 256), dtype=torch.float32, device=q.device)
+    sums = torch.empty(((zeroed + 1) * 32, 256), dtype=torch.float32, device=q.device)
+    progress = torch.empty(2 * slots, dtype=torch.int32, device=q.device)
     window_alibi_sinks_backward_delta[(slots,)](
-        out, d_out, d_lse, lse, lse_2, delta, sums, d_sinks, slopes, sinks,
+        out, d_out, d_lse, lse, lse_2, delta, sums, progress, d_sinks, slopes, sinks,
         *out.stride(),
         *d_out.stride(),
         *slopes.stride(), *sinks.stride(),
         q_len, h_len, k_len, b_len, group,
         window,
+        zeroed,
         TILE_Q=64, num_warps=4,
     )
-    together = max(1, 33554432 // (1024 * min(q_len, 2048) * group))  # heads of K whose rows L2 holds
     window_alibi_sinks_backward[(b_len * h_kv_len * triton.cdiv(k_len, 128),)](
         described(q, 64, 128), described(k, 64, 128), described(v, 64, 128), described(d_out, 64, 128),
         described(d_k, 64, 128), described(d_v, 64, 128), described_row(lse_2, 64), described_row(delta, 64),
-        described_sums(sums), slopes, sinks,
+        described_sums(sums), d_q, progress, slopes, sinks,
         *slopes.stride(), *sinks.stride(),
         q_len, k_len, b_len, h_len, group, together,
         window,
-        num_warps=4,
+        behind, ring,
+        TURNS=behind < b_len * h_kv_len, num_warps=4,
     )
-    window_alibi_sinks_backward_convert[(slots * 1,)](
+    window_alibi_sinks_backward_convert[((slots - converted * row_tiles) * 1,)](
         sums, d_q,
         q_len,
+        kept, converted,
         TILE_Q=64, num_warps=4,
     )
 
