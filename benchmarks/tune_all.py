@@ -19,7 +19,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -214,6 +214,8 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only what the table lacks")
     parser.add_argument("--out", default=str(ROOT / "attncc" / "tuned"))
     options = parser.parse_args()
+    import turns  # beside this script
+
     start = time.monotonic()
     device = winners.device_of(torch.device("cuda", 0))
     assert device is not None
@@ -229,7 +231,9 @@ def main() -> None:
                     print(f"out of time: {task} and what follows stay as they were", flush=True)
                     break
                 try:
-                    made += filter(None, [row(task, ahead.contest(i), options, workers)])
+                    found = ahead.compiled(i)
+                    with turns.GPU:
+                        made += filter(None, [row(task, found, options, workers)])
                 except Exception as fault:
                     print(f"{task}: {type(fault).__name__}: {fault}", flush=True)
                 write(path, device, made)
@@ -272,18 +276,23 @@ class Ahead:
                 self._compile(self._alike(self.begun - 1))
         return self._alike(i)
 
+    def compiled(self, i: int) -> Contest:
+        """The same, once its plans are compiled, or refused."""
+        contest = self.contest(i)
+        wait(self._compile(contest))
+        return contest
+
     def _alike(self, i: int) -> Contest:
         """Buckets with the same plans share one contest, so that each plan is compiled and judged once."""
         task, made = self.todo[i], self.planned[i].result()
         first = self.known.setdefault((task.name, task.direction, task.head_dim), made)
         return first if first.candidates == made.candidates else made
 
-    def _compile(self, contest: Contest) -> None:
+    def _compile(self, contest: Contest) -> list[Future[None]]:
         """A search asks for the same, and waits for what is not done yet."""
         attention = Attention(contest.planned.parsed, contest.planned.consts)
         own = (job_of(attention, contest.planned, contest.direction, c) for c in contest.candidates)
-        for job in (*beside(attention, contest), *own):
-            self.workers.submit(job)
+        return [self.workers.submit(job) for job in (*beside(attention, contest), *own)]
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ class Submitted:
 
     def submit(self, job):
         self.jobs.append(job)
+        return done()
 
 
 def done(value=None, fault=None):
@@ -94,7 +95,7 @@ def test_buckets_of_the_same_plans_are_compiled_and_judged_once():
     assert made[0].planned.shape != made[1].planned.shape
     workers = Submitted()
     ahead = tune_all.Ahead(tasks, [done(c) for c in made], workers)
-    assert ahead.contest(0) is made[0] and ahead.contest(1) is made[0]
+    assert ahead.compiled(0) is made[0] and ahead.contest(1) is made[0]
     assert len(set(map(repr, workers.jobs))) == 2
     made[1].candidates = made[1].candidates[::-1]
     ahead = tune_all.Ahead(tasks, [done(c) for c in made], workers)
