@@ -40,6 +40,9 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
 OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(gl.SliceLayout(0, SCORES.value))
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+# all rows of a consumer in each of its warps, and in the one that loads
+EACH_WARP = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [[0], [0]], [], [ROWS]))
+LOADER = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [], [], [ROWS]))
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
@@ -60,7 +63,7 @@ meet = getattr(gl, "barrier", None) or gl.thread_barrier
     ],
 )
 def global_tokens_forward_tables(
-    is_global, Tables,
+    is_global, Tables, Ranked,
     stride_is_global_0: "i64", stride_is_global_1,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
     q_tiles: "i32", k_tiles: "i32",
@@ -79,10 +82,91 @@ def global_tokens_forward_tables(
     tl.store(Tables + k_tiles, tl.min(tl.where(k < k_len, tl.where(is_global_k, 1, 0), 2147483647)))
 
 
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "q_tiles", "k_tiles", "side"
+    ],
+    do_not_specialize_on_alignment=[
+        "is_global", "stride_is_global_0", "stride_is_global_1"
+    ],
+)
+def global_tokens_forward_scans(
+    is_global, Tables, Ranked,
+    stride_is_global_0: "i64", stride_is_global_1,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    side: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- how many tiles of keys one tile of rows sees
+    slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
+    b, h = slab, 0
+    row = mine * TILE_Q + tl.arange(0, TILE_Q)[:, None]
+    q = row
+    first_row, last_row = mine * TILE_Q, tl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
+    Tables += slab.to(tl.int64) * (2 * k_tiles)
+    Ranked += slab.to(tl.int64) * (2 * q_tiles)
+    is_global_row = tl.load(
+        is_global + b * stride_is_global_0 + tl.cast(row, tl.int64) * stride_is_global_1, mask=(row < k_len), other=0
+    )
+    is_global_q_max_3 = tl.max(tl.where(row < q_len, tl.where(is_global_row, 1, 0), -2147483647))
+    count = 0
+    for lane_base in range(0, k_tiles, 128):
+        lane = lane_base + tl.arange(0, 128)
+        inner_first, inner_last = lane * TILE_K, tl.minimum(lane * TILE_K + TILE_K, k_len) - 1
+        is_global_k_max = tl.load(Tables + lane, mask=lane < k_tiles, other=0)
+        live = (
+            (lane < k_tiles)
+            & (
+                (0 < is_global_k_max)
+                | (tl.maximum(inner_first - last_row, tl.maximum(first_row - inner_last, 0)) <= side)
+                | (0 < is_global_q_max_3)
+            )
+        )
+        count += tl.sum(live.to(tl.int32))
+    tl.store(Ranked + q_tiles + mine, count)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len", "k_len", "b_len", "h_len", "group", "q_tiles", "k_tiles", "side"
+    ],
+    do_not_specialize_on_alignment=[
+        "is_global", "stride_is_global_0", "stride_is_global_1"
+    ],
+)
+def global_tokens_forward_ranks(
+    is_global, Tables, Ranked,
+    stride_is_global_0: "i64", stride_is_global_1,
+    q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32",
+    q_tiles: "i32", k_tiles: "i32",
+    side: "i32",
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+):
+    # ---- the place of a tile of rows among all by how many tiles it sees, the last first where they see as many
+    slab, mine = tl.program_id(0) // q_tiles, tl.program_id(0) % q_tiles
+    b, h = slab, 0
+    Ranked += slab.to(tl.int64) * (2 * q_tiles)
+    own = tl.load(Ranked + q_tiles + mine)
+    before = 0
+    for lane_base in range(0, q_tiles, 128):
+        lane = lane_base + tl.arange(0, 128)
+        count = tl.load(Ranked + q_tiles + lane, mask=lane < q_tiles, other=-1)
+        before += tl.sum(((count > own) | (count == own) & (lane > mine)).to(tl.int32))
+    tl.store(Ranked + before, mine)
+
+
 @builtin
 def as_worker(function, args, _semantic=None, _generator=None):
     """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
     _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
+
+
+@gluon.jit
+def here_again(x):
+    """The same numbers, which the compiler takes for others: what is made of them it would work out before the roles
+    part, and keep in registers of them all."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -136,7 +220,8 @@ def failures(judged, verdict, turn):
     mbarrier.wait(judged.index(turn % 2), turn // 2 & 1)
     count = 0
     for i in gl.static_range(2):
-        count += gl.max(verdict.index(turn % 2 * 2 + i).load(LANES), 0)
+        unsafe = verdict.index(turn % 2 * 2 + i).load(LOADER)
+        count += gl.max(unsafe.to(gl.int32), 0)
     return count
 
 
@@ -147,7 +232,7 @@ def global_tokens_forward_weights(s, m, l, tile, args, here, masked, raises):
     Where it `raises` the reference, that is the maximum of what the row has seen so far."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     b, h, h_kv, row, q, scale, is_global_q = here
     k = tile * TILE_K + gl.expand_dims(gl.arange(0, TILE_K, OF_KEYS), 0)
@@ -178,7 +263,7 @@ def global_tokens_forward_tile(
     A `plain` tile needs no mask, and the reference stands."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -237,7 +322,7 @@ def global_tokens_forward_rows(b, h, mine, again, loaded, turn, shared, signals,
     """64 rows of a tile that the producer handed out; the tiles of keys that were loaded until then."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -291,19 +376,20 @@ def global_tokens_forward_rows(b, h, mine, again, loaded, turn, shared, signals,
     total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
-    rows = own + gl.arange(0, ROWS, OF_ROWS)
-    gl.store(Lse + (b * h_len + h).to(gl.int64) * q_len + rows, lse, rows < q_len)
+    rows = own + here_again(gl.arange(0, ROWS, OF_ROWS))
+    gl.store(Lse + (b * h_len + h).to(gl.int64) * here_again(q_len) + rows, lse, rows < q_len)
     out = warpgroup_mma_wait(0, deps=[out])
     # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
     safe = total < 2.0**60
     safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
-    failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
-    verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
-    mbarrier.arrive(judged.index(turn % 2))
+    unsafe = verdict.index(turn % 2 * 2 + mine_of)
+    unsafe.store(gl.where(safe | (rows >= q_len) | (again > 0), 0, 1).to(gl.int8))
     result = query
     result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
     fence_async_shared()
     meet()
+    failed = gl.max(unsafe.load(EACH_WARP).to(gl.int32), 0)
+    mbarrier.arrive(judged.index(turn % 2))
     if (own < q_len) & (failed == 0):
         store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
     return loaded
@@ -337,7 +423,7 @@ def global_tokens_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, sha
     """Hands an order on and loads its keys and values, and Q where it is the first for these rows."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -368,7 +454,7 @@ def global_tokens_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, si
     """Loads the keys that a tile of rows sees, in the order in which consumers use them."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
@@ -457,12 +543,13 @@ def global_tokens_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
     (
         Q, K, V, Out, Lse, Drawn, is_global, stride_is_global_0, stride_is_global_1, q_len, k_len, b_len,
-        h_len, group, together, Tables, q_tiles, k_tiles, side,
+        h_len, group, together, Tables, Ranked, q_tiles, k_tiles, side,
     ) = args
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
+    heads = here_again(b_len) * h_len
+    slots = heads * tiles
     loaded = 0
     turn = 0
     waiting = -1  # a tile of rows that was drawn and not handed out yet
@@ -473,14 +560,15 @@ def global_tokens_forward_producer(shared, signals, args):
         slot, again = item // 2, item % 2
         # ---- which rows (heads in groups that share L2, their longest tiles first)
         group_start = slot // (together * tiles) * together
-        group_size = gl.minimum(b_len * h_len - group_start, together)
+        group_size = gl.minimum(heads - group_start, together)
         inside = slot - group_start * tiles
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
+        mine = gl.load(Ranked + b.to(gl.int64) * (2 * q_tiles) + inside // group_size)
         h_kv = h // group
         hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
         if waiting < 0:
-            waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
+            waiting = gl.atomic_add(Drawn, 1, sem="relaxed") + gl.num_programs(0)
         loaded = global_tokens_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
         # ---- what comes next: rows that have to be computed again, else what was drawn
         following = -1
@@ -519,7 +607,7 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
     ],
 )
 def global_tokens_forward(
-    Q, K, V, Out, Lse, Drawn, is_global, Tables,
+    Q, K, V, Out, Lse, Drawn, is_global, Tables, Ranked,
     stride_is_global_0: "i64", stride_is_global_1,
     q_len: "i32", k_len: "i32", b_len: "i32", h_len: "i32", group: "i32", together: "i32",
     q_tiles: "i32", k_tiles: "i32",
@@ -530,7 +618,7 @@ def global_tokens_forward(
     Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
-    verdict = gl.allocate_shared_memory(gl.int32, [2 * 2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    verdict = gl.allocate_shared_memory(gl.int8, [2 * 2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     judged = barriers(2, 2)
     query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)
     key_full, value_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
@@ -554,6 +642,7 @@ def global_tokens_forward(
         group,
         together,
         Tables,
+        Ranked,
         q_tiles,
         k_tiles,
         side,
@@ -603,8 +692,25 @@ def forward(q, k, v, *, side=256, is_global):
     programs = min(slots, processors(q.device))
     q_tiles, k_tiles, slabs = triton.cdiv(q_len, 128), triton.cdiv(k_len, 64), b_len
     tables = torch.empty(slabs * (2 * k_tiles), dtype=torch.int32, device=q.device)
+    ranked = torch.empty(slabs * (2 * q_tiles), dtype=torch.int32, device=q.device)
     global_tokens_forward_tables[(slabs * k_tiles,)](
-        is_global, tables,
+        is_global, tables, ranked,
+        *is_global.stride(),
+        q_len, k_len, b_len, h_len, group,
+        q_tiles, k_tiles,
+        side,
+        TILE_Q=128, TILE_K=64, num_warps=1,
+    )
+    global_tokens_forward_scans[(slabs * q_tiles,)](
+        is_global, tables, ranked,
+        *is_global.stride(),
+        q_len, k_len, b_len, h_len, group,
+        q_tiles, k_tiles,
+        side,
+        TILE_Q=128, TILE_K=64, num_warps=1,
+    )
+    global_tokens_forward_ranks[(slabs * q_tiles,)](
+        is_global, tables, ranked,
         *is_global.stride(),
         q_len, k_len, b_len, h_len, group,
         q_tiles, k_tiles,
@@ -615,7 +721,7 @@ def forward(q, k, v, *, side=256, is_global):
     # global_tokens_forward_sm_90_any_stride.py takes the rest.
     global_tokens_forward[(programs,)](
         described(q, 64, 128), described(k, 64, 128), described(v, 64, 128), described(out, 64, 128), lse, drawn,
-        is_global, tables,
+        is_global, tables, ranked,
         *is_global.stride(),
         q_len, k_len, b_len, h_len, group, together,
         q_tiles, k_tiles,

@@ -59,6 +59,13 @@ def as_worker(function, args, _semantic=None, _generator=None):
 
 
 @gluon.jit
+def here_again(x):
+    """The same numbers, which the compiler takes for others: what is made of them it would work out before the roles
+    part, and keep in registers of them all."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def as_rows(x, layout: gl.constexpr):
     """A value of each row, for a tile of that layout. All of them give a row to the same threads, so nothing moves."""
     return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, layout), assert_trivial=True), 1)
@@ -180,7 +187,7 @@ def retnet_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, 
     query = Queries.index(buffer).reshape([ROWS, 128])
     own = mine * TILE_Q + mine_of * ROWS
     row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
-    q = row + (k_len - q_len)
+    q = row + (here_again(k_len) - q_len)
     here = (b, h, h_kv, row, q, decay_h, scale, multiple)
     out = gl.zeros([ROWS, 128], gl.float32, OUTPUT)
 
@@ -344,20 +351,21 @@ def retnet_forward_producer(shared, signals, args):
     Queries, Keys, Values, drawn, orders = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
+    heads = here_again(b_len) * h_len
+    slots = heads * tiles
     loaded = 0
     turn = 0
     slot = gl.program_id(0)
     while slot < slots:
         # ---- which rows (heads in groups that share L2, their longest tiles first)
         group_start = slot // (together * tiles) * together
-        group_size = gl.minimum(b_len * h_len - group_start, together)
+        group_size = gl.minimum(heads - group_start, together)
         inside = slot - group_start * tiles
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
         hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, 0)
-        following = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
+        following = gl.atomic_add(Drawn, 1, sem="relaxed") + gl.num_programs(0)
         loaded = retnet_forward_walk(b, h, h_kv, mine, loaded, turn, shared, signals, args)
         slot = following
         turn += 1

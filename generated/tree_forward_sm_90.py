@@ -39,6 +39,9 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
 OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(gl.SliceLayout(0, SCORES.value))
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+# all rows of a consumer in each of its warps, and in the one that loads
+EACH_WARP = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [[0], [0]], [], [ROWS]))
+LOADER = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [], [], [ROWS]))
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
@@ -54,6 +57,13 @@ meet = getattr(gl, "barrier", None) or gl.thread_barrier
 def as_worker(function, args, _semantic=None, _generator=None):
     """Called as by a worker of four warps: the first consumer, no worker, shares what Triton read for others."""
     _generator.call_JitFunction(function, args, {}, caller_context=GluonCallerContext(4))
+
+
+@gluon.jit
+def here_again(x):
+    """The same numbers, which the compiler takes for others: what is made of them it would work out before the roles
+    part, and keep in registers of them all."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -107,7 +117,8 @@ def failures(judged, verdict, turn):
     mbarrier.wait(judged.index(turn % 2), turn // 2 & 1)
     count = 0
     for i in gl.static_range(2):
-        count += gl.max(verdict.index(turn % 2 * 2 + i).load(LANES), 0)
+        unsafe = verdict.index(turn % 2 * 2 + i).load(LOADER)
+        count += gl.max(unsafe.to(gl.int32), 0)
     return count
 
 
@@ -226,7 +237,7 @@ def tree_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mi
     query = Queries.index(buffer).reshape([ROWS, 128])
     own = mine * TILE_Q + mine_of * ROWS
     row = own + gl.expand_dims(gl.arange(0, ROWS, OF_ROWS), 1)
-    q = row + (k_len - q_len)
+    q = row + (here_again(k_len) - q_len)
     here = (b, h, h_kv, row, q, scale)
     m = gl.full([ROWS], LOWEST, gl.float32, OF_ROWS)
     l = gl.zeros([ROWS, 8], gl.float32, SUMS)
@@ -267,19 +278,20 @@ def tree_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mi
     total = gl.convert_layout(gl.sum(l, 1), OF_ROWS, assert_trivial=True)
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) / LOG2E)
-    rows = own + gl.arange(0, ROWS, OF_ROWS)
-    gl.store(Lse + (b * h_len + h).to(gl.int64) * q_len + rows, lse, rows < q_len)
+    rows = own + here_again(gl.arange(0, ROWS, OF_ROWS))
+    gl.store(Lse + (b * h_len + h).to(gl.int64) * here_again(q_len) + rows, lse, rows < q_len)
     out = warpgroup_mma_wait(0, deps=[out])
     # float32 has room for 2^±126: rows that left the safe range are computed again with the running maximum
     safe = total < 2.0**60
     safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
-    failed = gl.max(gl.where(safe | (rows >= q_len), 0, 1), 0) * (1 - again)
-    verdict.index(turn % 2 * 2 + mine_of).store(gl.full([1], 0, gl.int32, ONE) + failed)
-    mbarrier.arrive(judged.index(turn % 2))
+    unsafe = verdict.index(turn % 2 * 2 + mine_of)
+    unsafe.store(gl.where(safe | (rows >= q_len) | (again > 0), 0, 1).to(gl.int8))
     result = query
     result.store((out * as_rows(inverse, OUTPUT)).to(Out.dtype))
     fence_async_shared()
     meet()
+    failed = gl.max(unsafe.load(EACH_WARP).to(gl.int32), 0)
+    mbarrier.arrive(judged.index(turn % 2))
     if (own < q_len) & (failed == 0):
         store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
     return loaded
@@ -411,7 +423,8 @@ def tree_forward_producer(shared, signals, args):
     Queries, Keys, Values, drawn, orders, verdict = shared
     query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
-    slots = b_len * h_len * tiles
+    heads = here_again(b_len) * h_len
+    slots = heads * tiles
     loaded = 0
     turn = 0
     waiting = -1  # a tile of rows that was drawn and not handed out yet
@@ -422,14 +435,14 @@ def tree_forward_producer(shared, signals, args):
         slot, again = item // 2, item % 2
         # ---- which rows (heads in groups that share L2, their longest tiles first)
         group_start = slot // (together * tiles) * together
-        group_size = gl.minimum(b_len * h_len - group_start, together)
+        group_size = gl.minimum(heads - group_start, together)
         inside = slot - group_start * tiles
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
         hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
         if waiting < 0:
-            waiting = gl.atomic_add(Drawn, 1) + gl.num_programs(0)
+            waiting = gl.atomic_add(Drawn, 1, sem="relaxed") + gl.num_programs(0)
         loaded = tree_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
         # ---- what comes next: rows that have to be computed again, else what was drawn
         following = -1
@@ -478,7 +491,7 @@ def tree_forward(
     Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
-    verdict = gl.allocate_shared_memory(gl.int32, [2 * 2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    verdict = gl.allocate_shared_memory(gl.int8, [2 * 2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     judged = barriers(2, 2)
     query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)
     key_full, value_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
