@@ -55,7 +55,7 @@ class KernelPlan:
     together: int = 8  # heads of K and V whose tiles run side by side, the longest first: they share L2
     int_bits: int = 32  # of positions and int parameters: 64 where a call's values could pass 2^31
     any_stride: bool = False  # the kernel beside a descriptor one, for calls that TMA cannot take
-    tables: tuple[str, ...] = ()  # what kernels before this one make of the mask's tensors: Tables, Scans
+    tables: tuple[str, ...] = ()  # what kernels before this one make of the mask's tensors: Tables, Scans, Ranked
     loads: str = "pointer"  # of K and V. pointer: any strides; descriptor: by TMA, 16-byte-aligned rows only
     max_registers: int = 0  # of a thread, enforced so that another block fits on the SM; 0 leaves it to the compiler
     pair_bytes: int = 0  # of tensor parameters that a step reads for each pair, side by side
@@ -85,6 +85,7 @@ class KernelPlan:
     layout: str = "dense"  # of q, k and v; ragged: sequences of different lengths packed one behind another
     apart: bool = False  # fa3: whole tiles, which need no mask and raise no reference, have a loop without branches
     scales: str = ""  # of 8-bit inputs. block: one for 128 rows or keys; whole: one for a head, or for more
+    row_summaries: bool = False  # fa3: what the mask reads of a tile of rows is summed up, of all its rows at once
     queries: int = 1  # fa3: buffers of Q for each consumer; with two, the next rows are there when a tile is done
     direction: str = (
         "forward"  # forward | tangent | backward: there tiles, stages, warps, loads and max_registers are those of dQ

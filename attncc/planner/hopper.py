@@ -114,6 +114,11 @@ def _placed(spec: AttentionSpec) -> bool:
     return any(names(e) & POSITIONS for e in spec.scores)
 
 
+def _sums_rows_up(visits: Visits | None) -> bool:
+    """Whether the walk over tiles, or the kernels before, take what a tile of rows reads together."""
+    return visits is not None and (visits.listed or any(s.axis == "q" for s in visits.summaries))
+
+
 def _reference(spec: AttentionSpec, asked: str, classed: bool) -> str:
     """Scores that bound themselves need no maximum. A whole tile sets the reference where scores are products alone.
     What depends on positions can be far from where it is largest in any one tile: there all tiles that need the mask,
@@ -174,7 +179,7 @@ def _plans(
             apart=whole and reference in usual.apart,
             scales="" if not eight else "block" if spec.precision.block else "whole",
             pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.keys, row_bytes=read.row,
-            row_tests=read.tests,
+            row_tests=read.tests, row_summaries=_sums_rows_up(visits),
             gather_bytes=read.gather, chain_bytes=read.chain,
         )  # fmt: skip
 
@@ -195,6 +200,9 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
             128,
             f"fa3 has 2 or 3 consumers of 64 rows: tile_q is 128 or 192, not {plan.tile_q}",
         )
+    if plan.row_summaries and plan.tile_q & (plan.tile_q - 1):
+        words = "what the mask reads of rows is summed up for a power of two of them"
+        yield "tile_q", plan.tile_q, 128, f"{words}, such as 128, and not for {plan.tile_q}"
     if plan.tile_k not in (64, 128):
         yield "tile_k", plan.tile_k, 128, f"tile_k of fa3 is 64 or 128, not {plan.tile_k}"
     if max(d, dv) > WIDEST:

@@ -45,6 +45,16 @@ def test_a_whole_tile_sets_the_reference_of_scores_that_are_products_alone(name,
     assert reference in [p.reference for p in found]
 
 
+def test_what_rows_read_is_summed_up_for_a_power_of_two_of_them():
+    pins = Schedule(algorithm="fa3", tile_q=192, tile_k=64, stages=3)
+    assert plan("causal", head_dim=64, head_dim_v=64, pins=pins).tile_q == 192
+    with pytest.raises(PlanError, match="a power of two of them, such as 128, and not for 192"):
+        plan("document", head_dim=64, head_dim_v=64, pins=pins)
+    spec = parse((SPECS / "row_bounds.attn").read_text(encoding="utf-8")).spec.bind({})
+    tried = search.specialised(spec, Shape(head_dim=64, head_dim_v=64), target("sm_90"), kernel_visits(spec))
+    assert tried and all(p.tile_q == 128 for p in tried)
+
+
 def test_few_registers_are_left_to_vectors():
     assert plan("document", head_dim=64, head_dim_v=64).tile_q == 128
     assert plan("block_causal", head_dim=64, head_dim_v=64).tile_q == 128
