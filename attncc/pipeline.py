@@ -198,7 +198,7 @@ def plan_parsed(
     visits = analysis.kernel_visits(spec, forward=True) if goal.is_gpu else analysis.visits(spec, "q", tables=True)
     frontend.refuse_beyond(parsed, analysis.constants(visits))
     choice = planner.choose(spec, shape, goal, visits)
-    made = tables_of(walked(spec, choice.plan, visits)).made
+    made = tables_of(walked(spec, choice.plan, visits), draws=True).made
     choice = replace(choice, plan=replace(choice.plan, int_bits=int_bits, tables=made))
     planned = Planned(parsed, spec, consts, values, shape, goal, visits, choice)
     return _with_tuned(planned, tuned) if tuned and goal.is_gpu else planned

@@ -59,6 +59,7 @@ class TablesView:
     scan_lines: tuple[str, ...]
     scans: tuple[Scan, ...]
     listing: Listing | None
+    ranked: bool  # where tiles are counted, and make no list
 
 
 def tables_view(
@@ -75,7 +76,7 @@ def tables_view(
         Scan(outer.text(value, BIT_AND), tuple((tables.place(s), s.reduce) for s in tables.scanned if s.value == value))
         for value in tables.held
     )
-    listing = _listing(visits, tables, outer) if tables.listed else None
+    listing = _listing(visits, tables, outer) if tables.listed or tables.ranked else None
     used = table_arguments(tuple(args))
     own = LOCAL[tables.outer]
     return TablesView(
@@ -83,10 +84,10 @@ def tables_view(
         signature=launch.signature_lines(used), jit_options=launch.jit_options(used),
         launch=launch.launch_lines(used, names), program=tables.program, programs=tables.programs, unpack=tables.unpack,
         blocks=tables.blocks, counts=tables.counts, stores=stores,
-        dtypes={"Tables": f"torch.int{int_bits}", "Scans": NUMBERS.format(*tables.counts)},
+        dtypes={"Tables": f"torch.int{int_bits}", "Scans": NUMBERS.format(*tables.counts), "Ranked": "torch.int32"},
         lines=(*inner.take("program"), *inner.take(inner_level)),
         row_lines=outer.take(own_level), scan_lines=outer.take("program"), scans=scans,
-        listing=listing,
+        listing=listing, ranked=tables.ranked,
     )  # fmt: skip
 
 
@@ -99,6 +100,6 @@ def _listing(visits: Visits, tables: Tables, lowering: Lowering) -> Listing:
         lowering.names[name] = lowering.fresh.fresh(name)
         lines += (*lowering.take("program"), f"{lowering.names[name]} = {text}")
     may = lowering.text(visits.may, BIT_AND) if visits.may is not None else ""
-    must = lowering.text(visits.must, BIT_AND) if visits.must is not None else ""
+    must = lowering.text(visits.must, BIT_AND) if visits.must is not None and not tables.ranked else ""
     lowering.lines["program"] = [*scanning, *lowering.lines["program"]]
     return Listing(tuple(lines), tables.list_place, tables.list_size, may, must)

@@ -78,8 +78,9 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
     if spec.dropout is not None:
         made.append(Argument("seed", "i64", "scalar", "call", "seed"))
     if plan.tables:
-        widths = {"Tables": plan.int_bits, "Scans": 16}
-        made += [Argument(name, f"*i{widths[name]}", "pointer", "tables", name.lower()) for name in plan.tables]
+        widths = {"Tables": plan.int_bits, "Scans": 16, "Ranked": 32}
+        read = (name for name in plan.tables if name != "Ranked" or plan.algorithm == "fa3")  # others draw no tiles
+        made += [Argument(name, f"*i{widths[name]}", "pointer", "tables", name.lower()) for name in read]
         made += [Argument(name, "i32", "scalar", "tables", name) for name in tile_counts(spec)]
     for p in spec.scalars:
         made.append(Argument(names[p.name], "fp32" if p.type == "float" else integer, "scalar", "parameter", p.name))

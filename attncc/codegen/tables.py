@@ -2,7 +2,8 @@
 
 The least and greatest of a tile's own rows are worked out where they are read, by whoever has those rows. Tables hold
 those of the other side's tiles (one kernel, a program for each), and what a scan over pairs of tiles finds (a second):
-where something holds, or a list of the tiles that hold something.
+where something holds, or a list of the tiles that hold something. Where programs draw tiles of rows, a rank of these by
+how much they see may come after.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncc.ir import MOST_INT, Expr, Summary, Visits, names
+from attncc.ir import MOST_INT, Const, Expr, Summary, Visits, names
 
 SCANS = ("first", "stop", "run")
 LARGEST = {32: 2**31 - 1, 64: MOST_INT}
@@ -19,7 +20,8 @@ LARGEST = {32: 2**31 - 1, 64: MOST_INT}
 @dataclass(frozen=True)
 class Tables:
     """The tables of one kernel. `Tables` holds what is `reduced` over tiles of the inner axis and the lists; `Scans`
-    what is `scanned` for tiles of the outer one, which are numbers of tiles and mostly fit 16 bits."""
+    what is `scanned` for tiles of the outer one, which are numbers of tiles and mostly fit 16 bits; `Ranked` the tiles
+    of the outer one, those that see most first, and behind them how many tiles each sees."""
 
     outer: str  # q | k
     reduced: tuple[Summary, ...]
@@ -28,10 +30,11 @@ class Tables:
     over: tuple[str, ...]  # b, h: what any of them depends on; the slots of packed sequences tell these apart
     kv_heads: bool  # some do on h_kv
     listed: bool = False  # a list for each tile of the outer side: whole tiles from its front, masked ones from its end
+    ranked: bool = False  # tiles of rows are drawn by how much they see
     ragged: bool = False  # the tiles of all sequences, in slots, take the place of those of one batch entry
 
     def __bool__(self) -> bool:
-        return bool(self.reduced or self.scanned or self.listed)
+        return bool(self.reduced or self.scanned or self.listed or self.ranked)
 
     @property
     def program(self) -> str:
@@ -68,7 +71,8 @@ class Tables:
         reduced = [f"{len(self.reduced)} * {inner}"] if self.reduced else []
         lists = [f"{self.list_size} * {outer}"] if self.listed else []
         tables = (("Tables", " + ".join([*reduced, *lists])),) if reduced or lists else ()
-        return (*tables, *((("Scans", f"{len(self.scanned)} * {outer}"),) if self.scanned else ()))
+        scans = (("Scans", f"{len(self.scanned)} * {outer}"),) if self.scanned else ()
+        return (*tables, *scans, *((("Ranked", f"2 * {outer}"),) if self.ranked else ()))
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -101,7 +105,17 @@ def _times(count: int, unit: str) -> str:
     return "" if count == 0 else unit if count == 1 else f"{count} * {unit}"
 
 
-def tables_of(visits: Visits, ragged: bool = False) -> Tables:
+def uneven(visits: Visits) -> bool:
+    """Whether it is what a tile of rows itself reads that says how many of all tiles of keys it sees: some may see
+    every one, wherever they stand, and others few."""
+    ends = {n for s in (*visits.full, *visits.masked) for e in (s.begin, s.end) for n in names(e)}
+    everywhere = all(s.begin == Const(0) for s in visits.masked) and not ends & {name for name, _ in visits.lets}
+    own = any(s.axis == "q" for s in visits.summaries)
+    return visits.outer == "q" and visits.may is not None and not visits.listed and everywhere and own
+
+
+def tables_of(visits: Visits, ragged: bool = False, draws: bool = False) -> Tables:
+    """`draws`: programs draw tiles of rows one after another, so that these can come in any order."""
     inner = "k" if visits.outer == "q" else "q"
     reduced = tuple(s for s in visits.summaries if s.axis == inner and s.reduce not in SCANS)
     scanned = tuple(s for s in visits.summaries if s.reduce in SCANS)
@@ -109,8 +123,9 @@ def tables_of(visits: Visits, ragged: bool = False) -> Tables:
         raise NotImplementedError(f"a scan over tiles of {inner} for an outer side {visits.outer}")
     own = {s.name: s for s in visits.summaries if s.axis == visits.outer and s.reduce not in SCANS}
     used = {axis for s in (*reduced, *scanned) for axis in s.over}
-    if visits.listed:
+    ranked = draws and uneven(visits)
+    if visits.listed or ranked:
         tests = (e for e in (visits.may, visits.must, *(e for _, e in visits.lets)) if e is not None)
         used |= {n for e in tests for n in names(e)} | {axis for s in visits.summaries for axis in s.over}
     over = tuple(a for a in ("b", "h") if (a in used or (a == "h" and "h_kv" in used)) and not (ragged and a == "b"))
-    return Tables(visits.outer, reduced, scanned, own, over, "h_kv" in used, visits.listed, ragged)
+    return Tables(visits.outer, reduced, scanned, own, over, "h_kv" in used, visits.listed, ranked, ragged)

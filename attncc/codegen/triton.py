@@ -29,7 +29,7 @@ from attncc.codegen.printer import BIT_AND, TERM
 from attncc.codegen.selfcheck import SEED, TORCH_TYPES, DenseCheck, comment, dense_check, in_order
 from attncc.codegen.signature import arguments
 from attncc.codegen.sparse import SparseView, sparse_view
-from attncc.codegen.tables import Tables, tables_of
+from attncc.codegen.tables import Tables, tables_of, uneven
 from attncc.ir import AttentionSpec, Const, Expr, KernelPlan, Op, Var, Visits, conjuncts, tensors
 from attncc.planner.hopper import value_columns
 
@@ -160,7 +160,7 @@ def render(
         names = kernel_names(spec)[1]
         fresh = partial(_lowering, spec, plan, names, view.kernel, tables_of(visits), "gl")
         reach, seen = reached(spec, visits, plan, fresh()), seen_keys(spec, fresh())
-        local = spread(spec, visits) == "local"
+        local = spread(spec, visits) == "local" or uneven(visits)  # where few tiles of rows see many
         view = replace(view, hopper=hopper_view(plan, arguments(spec, plan, names), view, reach, seen, local))
     return rendered(SKELETONS[plan.algorithm], view)
 
@@ -219,7 +219,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     kernel = fresh.fresh(f"{spec.name}_forward")
     args = arguments(spec, plan, names)
     visits, language = _apart(spec, visits, plan), LANGUAGE.get(plan.algorithm, "tl")
-    tables = tables_of(visits, spec.ragged)
+    tables = tables_of(visits, spec.ragged, plan.algorithm == "fa3")
 
     lower = partial(_lowering, spec, plan, names, kernel, tables)
     lowering = lower(language)
