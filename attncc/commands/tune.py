@@ -14,12 +14,14 @@ from attncc.commands.options import FILE, json_option, layout_option, request, s
 from attncc.errors import AttnError, CheckError, EnvironmentFault
 
 if TYPE_CHECKING:
+    from attncc.commands.contents import Contents
     from attncc.pipeline import Planned
     from attncc.runtime.search import Found
     from attncc.runtime.tune import Tell, Tuning
 
 BOTH = ("forward", "backward")
 RANKED_SHOWN = 10
+SUMS = {"added": "dQ added up", "turns": "dQ added up in turns", "apart": "dQ apart"}
 HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown out", "took")
 
 
@@ -54,7 +56,7 @@ def command(
     planned = pipeline.plan(asked)
     known = contents(planned.spec, planned.shape, planned.values, values.tensors)
     if here is None or here != planned.target.name:
-        _without(planned, here, target, as_json)
+        _without(planned, known, here, target, as_json)
     if planned.spec.ragged:
         raise AttnError("calls of packed sequences are not tuned yet: they take the planner's plan")
     from attncc.runtime.tune_drawn import drawn, tune_drawn
@@ -72,9 +74,11 @@ def command(
         raise CheckError(f"no plan of {made.name} was measured with right numbers: nothing is kept")
 
 
-def _without(planned: Planned, here: str | None, named: str | None, as_json: bool) -> None:
+def _without(planned: Planned, known: Contents, here: str | None, named: str | None, as_json: bool) -> None:
     """No such GPU: the model's ranking, and what that cannot tell. Raises EnvironmentFault."""
     from attncc import planner
+    from attncc.commands.costs import forward_costs
+    from attncc.commands.facts import mask_facts, visited
 
     wanted = planned.target.name
     there = f"this machine's GPU is {here}" if here else "there is no GPU here"
@@ -83,12 +87,15 @@ def _without(planned: Planned, here: str | None, named: str | None, as_json: boo
     if not planned.target.is_gpu:
         raise EnvironmentFault("the CPU program has one plan: there is nothing to tune")
     ranked = planner.candidates(planned.spec, planned.shape, planned.target, planned.visits)
+    first = ranked[0].predicted_ms or 1.0  # plans are ranked by a usual call: what that says is how they compare
+    own = forward_costs(planned, visited(mask_facts(planned, known))).predicted_ms
+    times = [None if c.predicted_ms is None else own * c.predicted_ms / first for c in ranked]  # not all are timed
     if as_json:
-        rows = [{"choices": c.choices, "predicted_ms": c.predicted_ms} for c in ranked]
+        rows = [{"choices": c.choices, "predicted_ms": ms} for c, ms in zip(ranked, times, strict=True)]
         say_json({"name": planned.spec.name, "target": wanted, "measured": False, "ranking": rows})
     else:
-        times = ["-" if c.predicted_ms is None else duration(c.predicted_ms) for c in ranked]  # not all are timed
-        lines = [(str(i + 1), _plan(c.choices), ms) for i, (c, ms) in enumerate(zip(ranked, times, strict=True))]
+        told = ["-" if ms is None else duration(ms) for ms in times]
+        lines = [(str(i + 1), _plan(c.choices), ms) for i, (c, ms) in enumerate(zip(ranked, told, strict=True))]
         say(table(("rank", "plan", "predicted"), lines[:RANKED_SHOWN], numbers=(0, 2)))
     raise EnvironmentFault(
         f"{there}: nothing was measured, nothing is kept. This is the model's ranking of the forward pass for "
@@ -131,6 +138,10 @@ def _plan(choices: Any) -> str:
         parts.append(f"{choices['max_registers']} registers")
     if choices.get("reference") in REFERENCES:
         parts.append(f"{REFERENCES[choices['reference']]} maximum")
+    if choices.get("apart"):
+        parts.append("loops apart")
+    if choices.get("sums"):
+        parts.append(SUMS[choices["sums"]])
     second = choices.get("dkdv")
     return ", ".join(parts) + (f"; dK and dV {_plan(second)}" if second else "")
 

@@ -47,6 +47,11 @@ def test_without_a_gpu_there_is_the_ranking_of_the_model(program, gpu):
     assert said.out.splitlines()[1].split()[:3] == ["1", "fa3", "128x64,"]
     ranking = json.loads(program("tune", "causal.attn", "--target", "sm_90", "--json").out)
     assert not ranking["measured"] and len(ranking["ranking"]) > 10
+    explained = json.loads(program("explain", "causal.attn", "--target", "sm_90", "--json").out)["io"]["predicted_ms"]
+    times = [r["predicted_ms"] for r in ranking["ranking"] if r["predicted_ms"] is not None]
+    plans = [line.split(None, 1)[1].rsplit("  ", 1)[0].strip() for line in said.out.splitlines()[1:]]
+    assert len(set(plans)) == len(plans) >= 10  # each is told from the others
+    assert times[0] == pytest.approx(explained) and times[0] == min(times)
 
 
 def test_packed_calls_are_ranked_and_refused(program, gpu, found):
