@@ -9,7 +9,7 @@ from attncc.analysis.kernel import constants, kernel_visits
 from attncc.analysis.lift import Prover, nonnegative
 from attncc.analysis.prove import Proved, prove
 from attncc.analysis.solve import visits
-from attncc.analysis.spread import even, spread
+from attncc.analysis.spread import even, lopsided, spread
 from attncc.analysis.widths import Widths, widths
 from attncc.analysis.words import low_divisor, wide_int
 
@@ -29,6 +29,7 @@ __all__ = [
     "even",
     "kept_pairs",
     "kernel_visits",
+    "lopsided",
     "low_divisor",
     "nonnegative",
     "prove",

@@ -30,12 +30,23 @@ def spread(spec: AttentionSpec, v: Visits) -> str:
 def even(spec: AttentionSpec, v: Visits) -> bool:
     """Whether a tile at the start of a sequence visits hardly more than one in its middle, as without a mask and under
     a window. False where that is not known."""
+    return 0 < _first_by_middle(spec, v) <= 1.25
+
+
+def lopsided(spec: AttentionSpec, v: Visits) -> bool:
+    """Whether a tile at the start visits many times what one in the middle does: of keys, those that all rows see."""
+    return _first_by_middle(spec, v) > 4
+
+
+def _first_by_middle(spec: AttentionSpec, v: Visits) -> float:
+    """How many times as many tiles the first tile of a long sequence visits as that in the middle; 0 where that is not
+    known."""
     if v.may is not None or v.must is not None:
-        return False
+        return 0.0
     try:
-        return _visited(spec, v, SHORT, 0) <= 1.25 * _visited(spec, v, SHORT)
+        return _visited(spec, v, SHORT, 0) / max(1, _visited(spec, v, SHORT))
     except KeyError:  # contents of a tensor
-        return False
+        return 0.0
 
 
 def _visited(spec: AttentionSpec, v: Visits, length: int, middle: int | None = None) -> int:

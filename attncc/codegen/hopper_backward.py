@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from attncc.analysis import even, nonnegative, spread
+from attncc.analysis import even, lopsided, nonnegative, spread
 from attncc.analysis.derivative import ONE, ZERO, derivative, multiply
 from attncc.codegen import launch
 from attncc.codegen.backward_collect import Collected, collected
@@ -116,6 +116,7 @@ class HopperBackwardView:
     given: str  # to what stands between the products: parameters and sizes
     given_unpacked: str
     even: bool  # programs of a head have about as many rows each
+    lopsided: bool  # the first one has many times as many as others
     by_keys: Walk
     by_rows: Walk
     loading: int  # registers of the warp that loads: those that are left, more where it classes tiles
@@ -290,7 +291,7 @@ def hopper_backward_view(
         share_lines=make.share_lines, share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope,
         mask_lines=mask_lines,
         mask=mask, given=", ".join(given), given_unpacked=unpacked(given), even=even(spec, visits_k),
-        by_keys=make.by_keys, by_rows=make.by_rows,
+        lopsided=lopsided(spec, visits_k), by_keys=make.by_keys, by_rows=make.by_rows,
         loading=32 if make.by_keys.visits.tested else 24,
         classes=any(w.visits.tested for w in (make.by_keys, make.by_rows)), together=plan.together,
         element=TORCH_TYPES[plan.dtype], keys=CONSUMER_ROWS, halves=own.tile_q // PIECE,

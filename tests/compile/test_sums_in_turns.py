@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attncc.analysis import even, kernel_visits
+from attncc.analysis import even, kernel_visits, lopsided
 from attncc.codegen.hopper_backward import render
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, KernelPlan, Schedule, Shape
@@ -142,3 +142,12 @@ def test_both_ways_of_a_call_compile(tmp_path):
 def test_programs_with_as_many_rows_each_are_known(text, wanted):
     spec = parse(text).spec
     assert even(spec, kernel_visits(spec, "k")) is wanted
+
+
+def test_heads_whose_first_programs_are_much_longer_begin_together(tmp_path):
+    """Under sinks beside a window: the last head's would begin when most others have ended."""
+    sinks = "mask k <= q and (q - k < 500 or k < 4)"
+    for mask, wanted in (*zip(MASKS, (False,) * 3, strict=True), (sinks, True)):
+        spec = parse(f"attention a {{ {mask} }}").spec
+        assert lopsided(spec, kernel_visits(spec, "k")) is wanted
+    assert waiting(sinks, tmp_path)(64, 64, 32, 64) == (64, 64, 64)
