@@ -35,7 +35,7 @@ from attncc.codegen.tables import Tables, tables_of
 from attncc.codegen.triton import call_arguments, compiled_to, elsewhere, kernel_names
 from attncc.ir import AttentionSpec, Const, KernelPlan, Op, PassPlan, Visits, tensors
 from attncc.planner.hopper import CACHED_BYTES
-from attncc.planner.hopper_backward import ADDED, RING_BYTES, keys_plan, wide, widths
+from attncc.planner.hopper_backward import ADDED, JOINT, RING_BYTES, keys_plan, wide, widths
 from attncc.targets import target
 
 TOLERANCE = {"bf16": "3e-2", "f16": "5e-3"}  # of the file's check of itself
@@ -195,7 +195,10 @@ class _Builder:
         self.taken = reserved() | {*self.names.values(), *self.kernels.values(), *own}
         scale = plan.head_dim**-0.5 if spec.scale is None else spec.scale
         self.constant = scale.value if isinstance(scale, Const) else scale if isinstance(scale, float) else None
-        self.folds = not spec.scores and self.constant is not None and self.constant > 0
+        self.bare = not spec.scores and self.constant is not None and self.constant > 0
+        # into what sums of products start with; kernels that make dQ apart have the registers, and narrow heads no time
+        narrow = plan.sums == "apart" and widths(plan.head_dim, plan.head_dim_v)[0] < JOINT
+        self.folds = self.bare and not narrow
         self.guards = self.folds and not spec.masks and plan.sums in ADDED
         self.by_keys, self.args = self._walk(visits_k, keys_plan(plan), "main", over_keys)
         self.by_rows, self.row_args = self._walk(visits_q, plan.passes["dq"], "rows", over_rows)
@@ -284,8 +287,8 @@ def hopper_backward_view(
         head_dim=plan.head_dim, head_dim_v=plan.head_dim_v, width=first, width_v=second, wide=wide(plan),
         consumers=1 if wide(plan) else 2,
         v_parts=split(plan.head_dim_v, "e"), align=spec.align, constant=constant, scale_lines=make.scale_lines,
-        tl_scale_lines=make._scale("tl")[0], scale=make.scale, scale_first=not folds,
-        unit="(SCALE * LOG2E)" if folds else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E",
+        tl_scale_lines=make._scale("tl")[0], scale=make.scale, scale_first=not make.bare,
+        unit="(SCALE * LOG2E)" if make.bare else "LOG2E", lse_unit="(-1.0 / SCALE)" if folds else "LOG2E",
         folds_lse=folds, guards=make.guards,
         folds_delta=own.tile_q == PIECE, late=bool(spec.scores) or any(tensors(e) for e in spec.masks),
         share_lines=make.share_lines, share_ends=make.share_ends, score_lines=score_lines, score=score, slope=slope,
