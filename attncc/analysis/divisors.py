@@ -35,11 +35,12 @@ def below_one(divisors: Iterable[Expr], values: Mapping[str, int | float]) -> tu
     return None
 
 
-def computed_ints(spec: AttentionSpec) -> tuple[Expr, ...]:
+def computed_ints(spec: AttentionSpec, of_sequence: bool = False) -> tuple[Expr, ...]:
     """The largest expressions that a call settles, of scalars, lengths, free axes and constants, in which an int is
-    worked out that may be beyond 64 bits: of scalars, or by `floor`."""
+    worked out that may be beyond 64 bits: of scalars, or by `floor`. Packed sequences have lengths of their own, which
+    are known of one alone: `of_sequence`."""
     scalars = {p.name for p in spec.params if not p.is_tensor}
-    each = () if spec.ragged else ("q_len", "k_len")  # packed sequences have their own
+    each = () if spec.ragged and not of_sequence else ("q_len", "k_len")
     known = {"b_len", "h_len", *each, *spec.free_axes, *scalars}
 
     def largest(e: Expr) -> Iterator[Expr]:

@@ -255,11 +255,13 @@ def scalar(p: Param, value: Any, divides: bool) -> int | float:
 Lengths = tuple[tuple[str, int], ...]  # by their names in a spec
 
 
-def value_check(spec: AttentionSpec) -> Callable[[tuple[int | float, ...], Lengths], None] | None:
-    """What takes values of spec.scalars and lengths, and raises ValueError where an int that is computed of them alone
-    is beyond 64 bits, or a divisor that is computed of the values is below 1; None where there is neither. What passed
-    passes again at once."""
-    ints, divisors = analysis.computed_ints(spec), analysis.computed_divisors(spec)
+def value_check(
+    spec: AttentionSpec, of_sequence: bool = False
+) -> Callable[[tuple[int | float, ...], Lengths], None] | None:
+    """What takes values of spec.scalars and lengths, `of_sequence` those of a packed one, and raises ValueError where
+    an int that is computed of them alone is beyond 64 bits, or a divisor that is computed of the values is below 1;
+    None where there is neither. What passed passes again at once."""
+    ints, divisors = analysis.computed_ints(spec, of_sequence), analysis.computed_divisors(spec)
     scalars = [p.name for p in spec.scalars]
 
     @functools.lru_cache(maxsize=256)

@@ -265,18 +265,18 @@ class Attention:
         self, reach: int, lengths: arguments.Lengths, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Scalars by their names in the generated file, and the ints among them in order."""
-        values, ints = {}, []
+        values, exact, ints = {}, [], []
         for name, spelled, plain, p, divides, clamped in self._scalars:
             value = given.get(name, p.default)
             if not plain or type(value) is not int or not LEAST_INT <= value <= MOST_INT:
                 value = arguments.scalar(p, value, divides)
+            exact.append(value)
             if type(value) is int:
-                if clamped:
-                    value = min(max(value, -reach), reach)
+                value = min(max(value, -reach), reach) if clamped else value
                 ints.append(value)
             values[spelled] = value
         if self._check_values is not None:
-            self._check_values(tuple(values.values()), lengths)
+            self._check_values(tuple(exact), lengths)
         return values, tuple(ints)
 
     def _prepare(self, signature: tuple[Any, ...], q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Ready:

@@ -107,7 +107,6 @@ class Cache:
         self._note = note or (lambda text: None)
         self._explain = note or partial(print, file=sys.stderr)  # asked for: said also where nobody listens
         self._warned = False
-        self._broken: set[tuple[str, str]] = set()  # which was said, until it is built
         self._limit = limit()
         refuse_unsafe(self.root)
 
@@ -123,16 +122,13 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except publish.Broken as problem:
-            if (kind, digest) not in self._broken:  # a build looks again once it has the lock
-                self._broken.add((kind, digest))
-                self._note(f"cache: {kind} {digest[:12]} is built again: {problem}")
+            self._note(f"cache: {kind} {digest[:12]} is built again: {problem}")
             return None
         except OSError as problem:
             self._degrade(problem)
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)  # used now; times of reading are often not kept
-        self._broken.discard((kind, digest))
         return Entry(folder, kind, digest, sealed.key, sealed.files)
 
     def get_or_build(self, key: keys.Key, builder: Builder) -> Entry:

@@ -121,10 +121,11 @@ class Tangents(Call):
         return (*inputs, "out", "lse", *(f"the tangent of {n}" for n in inputs))
 
 
-def refuse_several(given: Sequence[Tensor | None], what: str, instead: str) -> None:
+def refuse_several(given: Sequence[Tensor | None], what: str, instead: str = "") -> None:
     """NotBuilt where PyTorch passes many incoming gradients or tangents as one, of which no program can tell any."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
-        raise NotBuilt(f"attention has no {what}; torch.func.vmap of torch.func.{instead} gives them")
+        hint = f"; torch.func.vmap of torch.func.{instead} gives them" if instead else ""
+        raise NotBuilt(f"attention has no {what}{hint}")
 
 
 def compute(

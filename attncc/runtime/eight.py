@@ -50,6 +50,7 @@ class EightBit(Attention):
         if not isinstance(x, Quantised):
             raise TypeError(f"x is what attncc.quantize gives, and is of type {type(x).__name__}")
         arguments.check_flags(return_lse, False, False, False, False, None)
+        self._refuse_transforms()
         precision = self.spec.precision
         if x.rotated != precision.rotates or arguments.EIGHT_BIT[x.q.dtype] != precision.inputs:
             raise ValueError(f"these inputs were quantised otherwise than {self.name} says")
@@ -64,6 +65,7 @@ class EightBit(Attention):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if dispatch_modes():
             raise NotBuilt(f"{self.name}: 8-bit inputs under a dispatch mode are not built yet")
+        self._refuse_transforms()
         q, k, v = arguments.autocast(q, k, v, None)
         if self.spec.dropout is not None:
             given = {**given, "seed": dropout.seed_of(given)}
@@ -78,6 +80,13 @@ class EightBit(Attention):
         rest = {n: x for n, x in given.items() if n not in names}
         out, lse = Through.apply(self, rest, names, q, k, v, *(given[n] for n in names))
         return out, lse
+
+    def _refuse_transforms(self) -> None:
+        if autograd.transforms_are_active():
+            raise NotBuilt(
+                f"{self.name}: 8-bit inputs under torch.func (vmap, grad, jvp and the like) are not built yet; "
+                "backward() gives gradients"
+            )
 
     def of(self, x: Quantised, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """out and lse: in bfloat16 on a GPU, in float32 on a CPU."""
@@ -135,7 +144,12 @@ class Through(torch.autograd.Function):
         return out.to(q.dtype), lse.clone()
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        raise NotBuilt(f"{ctx.attention.name}: forward-mode derivatives of 8-bit inputs are not built yet")
+
+    @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        derivatives.refuse_several((d_out, d_lse), "gradients of 8-bit inputs by is_grads_batched")
         wanted = ctx.needs_input_grad[6:]
         if d_out is None and d_lse is None:
             return (None,) * (6 + len(wanted))

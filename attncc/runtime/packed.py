@@ -29,6 +29,7 @@ class Packed(Attention):
         """`parsed` is what frontend.packed gives."""
         super().__init__(parsed, consts, target, tuned)
         self._tensors = {**{name: name for name in STARTS}, **self._tensors}
+        self._check_sequence = arguments.value_check(self.spec, of_sequence=True)
         self._same_names = False  # a call has arguments that the generated file does not take
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,6 +90,13 @@ class Packed(Attention):
             if given.get(name) is not None and given[name] < longest:
                 raise ValueError(f"{name} is {given[name]}, and {of} has a sequence of {longest}")
         arguments.check_sorted(self.spec, given, {"row": given["cu_seqlens_q"], "k": given["cu_seqlens_k"]})
+        if self._check_sequence is not None:
+            sizes = arguments.check_tensors(self._declared, q, k, k, given, given["cu_seqlens_q"].shape[0] - 1)
+            values = tuple(
+                arguments.scalar(p, given.get(p.name, p.default), divides) for *_, p, divides, _ in self._scalars
+            )
+            for q_len, k_len in dict.fromkeys(zip(*(given[name].diff().tolist() for name in STARTS), strict=True)):
+                self._check_sequence(values, replace(sizes, q_len=q_len, k_len=k_len).named())
 
 
 def _restored(text: str, filename: str, consts: Mapping[str, int], target: str | None) -> Packed:

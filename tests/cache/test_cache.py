@@ -134,14 +134,6 @@ def test_a_broken_file_is_a_miss_and_is_mended(cache, name, damage):
     assert cache.verify() == []
 
 
-def test_a_broken_entry_is_said_once_until_it_is_mended(cache, said):
-    for _ in range(2):
-        _truncate(cache.get_or_build(KEY, write()).path / "causal.py")
-        assert cache.get(KEY) is None and cache.get_or_build(KEY, write()).fresh
-        assert cache.get(KEY) is not None and len([text for text in said if "is built again" in text]) == 1
-        said.clear()
-
-
 def test_every_flipped_bit_of_a_manifest_is_noticed_or_harmless(cache):
     entry = cache.get_or_build(KEY, write())
     path = entry.path / "manifest.json"

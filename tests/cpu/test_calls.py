@@ -155,6 +155,7 @@ MANY, LARGE = {"w": 2**62}, {"f": 1e19}
 @pytest.mark.parametrize(
     ("body", "given", "said"),
     [
+        ("mask k < w + 1", {"w": 2**63 - 1}, "w + 1 is 9223372036854775808 with w = 9223372036854775807"),
         ("mask k * (w * 4) <= q", MANY, "w * 4 is 18446744073709551616 with w = 4611686018427387904"),
         ("mask seen[k] + w * k_len > q", MANY, "w * k_len is 18446744073709551616 with k_len = 4, w = 461168601842738"),
         ("mask k % (w + w) < 3", MANY, "w + w is 9223372036854775808 with w = 4611686018427387904"),

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import attncc
 from attncc.ir import Precision
@@ -144,3 +145,30 @@ def test_refusals():
         eight.varlen(given[0][0], given[1][0], given[2][0], torch.tensor([0, 4], dtype=torch.int32))
     with pytest.raises(NotImplementedError, match="interpreter"):
         attncc.compile("attention x { } precision { inputs f8e4m3 }", target="interpreter")(*given)
+
+
+def _dual(f, x):
+    with forward_ad.dual_level():
+        return f(forward_ad.make_dual(x, x))
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda f, x: torch.func.grad(lambda y: f(y).sum())(x), lambda f, x: torch.func.vjp(f, x),
+        lambda f, x: torch.func.jvp(f, (x,), (x,)), lambda f, x: torch.func.vmap(f)(x[None]),
+        lambda f, x: torch.func.jacrev(f)(x), _dual,
+        lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True),
+        lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True, strategy="forward-mode"),
+    ],
+    ids=["grad", "vjp", "jvp", "vmap", "jacrev", "dual", "batched", "forward_mode"],
+)  # fmt: skip
+def test_derivatives_other_than_backward_are_refused(derive):
+    eight, (q, k, v) = attncc.compile(f"{CAUSAL} precision {{ inputs f8e4m3 }}"), calls(5, 6)
+    slopes = torch.full((4,), 0.1)
+    for f, x in ((lambda y: eight(y, k, v, a=slopes), q), (lambda y: eight(q, k, v, a=y), slopes)):
+        with pytest.raises(attncc.NotBuilt, match="8-bit inputs"):
+            derive(f, x)
+    near = attncc.quantize(q, k, v)
+    with pytest.raises(attncc.NotBuilt, match=r"8-bit inputs under torch\.func"):
+        torch.func.vmap(lambda y: eight.quantised(near, a=y))(slopes[None])

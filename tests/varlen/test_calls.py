@@ -200,6 +200,15 @@ def test_what_is_wrong_is_named(attn, changed, kind, said):
         attn.varlen(**bad(**changed))
 
 
+@pytest.mark.parametrize("body", ["mask k < k_len * w", "mask k < max(b_len * k_len * w, n)", "score s + w * k_len"])
+def test_an_int_of_a_sequence_that_64_bits_do_not_hold_is_named(body):
+    """On the CPU, where its lengths are known; the first sequence is too short for it."""
+    attn, x = attncc.compile(f"attention x(w: int, t: f32[n]) {{ {body} score s + t[0] }}"), torch.zeros(6, 1, 16)
+    attn.varlen(x, x, x, starts((1, 5)), w=2**58, t=torch.ones(3))
+    with pytest.raises(ValueError, match=r"x: .*k_len.* is \d+ with .*k_len = 5, w = 2305843009213693952, which does"):
+        attn.varlen(x, x, x, starts((1, 5)), w=2**61, t=torch.ones(3))
+
+
 def test_layouts_of_a_spec():
     packed = attncc.compile("attention causal { mask k <= q } layout { q ragged kv ragged }")
     q, k, v = (torch.randn(9, 2, 16) for _ in range(3))
