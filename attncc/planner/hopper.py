@@ -163,9 +163,10 @@ def _plans(
         usual = replace(usual, tile_q=2 * GROUP_ROWS)
         usual = replace(usual, apart=()) if eight else usual
     whole = visits is not None and bool(visits.full or visits.must is not None)
-    if eight or (not whole and (visits is None or bounded(spec) is None)):
-        references = ("running",)
     read, tile_q = operands(spec), pins.tile_q or usual.tile_q
+    numbers = read.pair or read.gather or read.chain  # in a loop without branches their loads run ahead of their use
+    if eight or numbers or (not whole and (visits is None or bounded(spec) is None)):
+        references = ("running",)
     consumers = tile_q // GROUP_ROWS
     found = dict.fromkeys(_reference(spec, r, classed) for r in reversed(tuple(references)))
     for reference in ("none",) if spec.softmax.policy == "sigmoid" else found:

@@ -55,6 +55,12 @@ def test_what_rows_read_is_summed_up_for_a_power_of_two_of_them():
     assert tried and all(p.tile_q == 128 for p in tried)
 
 
+@pytest.mark.parametrize("name", ["relative_bias", "dense_bias"])
+def test_numbers_of_pairs_come_with_a_running_maximum(name):
+    found = plan(name, pins=Schedule(), head_dim=256, head_dim_v=256)
+    assert (found.algorithm, found.reference, found.apart) == ("fa3", "running", True)
+
+
 def test_few_registers_are_left_to_vectors():
     assert plan("document", head_dim=64, head_dim_v=64).tile_q == 128
     assert plan("block_causal", head_dim=64, head_dim_v=64).tile_q == 128
