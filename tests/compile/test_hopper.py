@@ -21,7 +21,6 @@ from attncc.runtime.compile import load_module
 from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose spills are known
-FEW_WORDS = 64  # bytes: what is put aside once around a loop; more is in the loop
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FEW = [("causal", 128, 128, "bf16"), ("window_alibi_sinks", 64, 64, "f16")]
 SIZES = [(64, 64), (96, 96), (192, 128), (128, 64), (256, 256)]
@@ -37,6 +36,10 @@ NAMES = (
     "dense_bias",
     "sigmoid",
     "retnet",
+    "window_alibi_sinks",
+    "global_tokens",
+    "causal_dropout",
+    "document",
 )
 MANY = [("causal", d, dv, dtype) for d, dv in SIZES for dtype in ("bf16", "f16")] + [
     (name, 128, 128, "bf16") for name in NAMES
@@ -55,8 +58,8 @@ def check(compiled, name: str, d: int, dv: int, dtype: str) -> None:
     assert found.shared_bytes <= plan.shared_bytes <= target("sm_90").shared_bytes
     assert plan.shared_bytes <= 1.02 * found.shared_bytes
     assert found.instructions["wgmma"] and found.instructions["setmaxnreg"]
-    if triton.__version__ == PINNED:
-        assert found.spills <= FEW_WORDS
+    if triton.__version__ == PINNED and not plan.pair_bytes:  # a number for each pair is for wide heads, or fa2
+        assert not found.spills
 
 
 @pytest.mark.parametrize(("name", "d", "dv", "dtype"), FEW)
