@@ -24,6 +24,7 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
     """
     from attncc import planner
 
+    _refuse_kept(planned.spec)
     chosen = planned.choice.plan
     planned = replace(planned, spec=planned.spec.reporting({"entropy"} & {*planned.spec.reports}))  # others have none
     if not planned.target.is_gpu:
@@ -40,6 +41,11 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
         if tuned and not (deterministic and plan.sums):  # where what was measured was another kernel
             plan = planner.with_choices(plan, tuned, planned.target) or plan
     return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
+
+
+def _refuse_kept(spec: AttentionSpec) -> None:
+    if spec.precision.kept is not None:
+        raise NotBuilt(f"{spec.name}: derivatives with {spec.precision.kept} k and v beside a q of floats")
 
 
 def repeatable(planned: Planned) -> Planned:
@@ -61,6 +67,7 @@ def tangent(planned: Planned) -> Planned:
     from attncc import planner
     from attncc.analysis.tangent import unbuilt
 
+    _refuse_kept(planned.spec)
     chosen = planned.choice.plan
     for what in unbuilt(planned.spec):
         raise NotBuilt(f"{planned.spec.name}: the forward-mode derivative of {what} is not built yet")

@@ -1,11 +1,12 @@
 """8-bit inputs on this GPU: numbers against float64, and times beside the same attention in bfloat16 and cuDNN's.
 
-    python benchmarks/eight.py [--out DIR] [--json NAME] [--only TEXT,...] [--parts numbers,rows]
+    python benchmarks/eight.py [--out DIR] [--json NAME] [--only TEXT,...] [--parts numbers,rows,mixed,special]
 
 Kernels are compiled side by side first. Numbers: what `attncc check` measures on the GPU, rows of 131072 flat keys,
 equal values, one channel times 50, and quantised elements beside the CPU's. Times are medians of rounds in turns;
 TFLOP/s of the kernel alone, over the pairs that the mask keeps; the quantising pass in bytes that it has to move, as
-the GPU's own time (in a CUDA graph), and with what the host adds.
+the GPU's own time (in a CUDA graph), and with what the host adds. `mixed` times a q of bfloat16 beside 8-bit k and v,
+and the same kernel and the planner's for k and v in bfloat16, in long calls and where a query each waits for its keys.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ ROWS = [  # mask, mode, batch, heads, heads of K and V, length, head size
     ("full", "head", 1, 16, 16, 16384, 128), ("causal", "head", 1, 16, 16, 16384, 128),
     ("full", "block", 1, 16, 16, 16384, 128), ("causal", "block", 1, 16, 16, 16384, 128),
     ("causal", "head", 1, 64, 8, 32768, 128), ("full", "head", 4, 32, 32, 4096, 64),
-    ("full", "head", 4, 8, 8, 4096, 256), ("causal", "head", 4, 8, 8, 4096, 256),
+    ("full", "head", 4, 8, 8, 4096, 256), ("causal", "head", 4, 8, 8, 4096, 256), ("full", "block", 4, 8, 8, 4096, 256),
+]  # fmt: skip
+MIXED = [  # scales, batch, heads, heads of K and V, rows, keys, head size
+    ("", 1, 16, 16, 16384, 16384, 128), ("scales per_head", 1, 16, 16, 16384, 16384, 128),
+    ("scales per_block(128)", 1, 16, 16, 16384, 16384, 128), ("scales per_head", 4, 32, 32, 4096, 4096, 64),
+    ("scales per_head", 16, 32, 32, 1, 8192, 128), ("scales per_block(128)", 16, 32, 32, 1, 8192, 128),
 ]  # fmt: skip
 NUMBERS = [("causal", "block"), ("alibi", "head"), ("full", "e5m2")]
 SHAPES = [Shape(1, 4, 2, 260, 390, d, d) for d in (64, 128, 256)]
@@ -50,6 +56,13 @@ def attention(mask: str, mode: str, eight: bool = True) -> Any:
     inputs = "f8e5m2" if mode == "e5m2" else "f8e4m3"
     precision = f" precision {{ inputs {inputs} {MODES[mode]} }} schedule {{ algorithm fa3 }}" if eight else ""
     return attncc.compile(f"attention {mask}_{mode} {{ {MASKS[mask]} }}{precision}")
+
+
+def mixed(scales: str | None, algorithm: str = "") -> Any:
+    """Causal attention of a q of bfloat16 and 8-bit k and v, or, where `scales` is None, k and v like q."""
+    kept = "" if scales is None else f"precision {{ inputs bf16, f8e4m3 {scales} }}"
+    pinned = f"schedule {{ algorithm {algorithm} }}" if algorithm else ""
+    return attncc.compile(f"attention mixed {{ mask k <= q }} {kept} {pinned}")
 
 
 def draw(batch: int, heads: int, kv_heads: int, length: int, size: int) -> list[torch.Tensor]:
@@ -163,29 +176,77 @@ def measure(mask: str, mode: str, *sizes: int) -> dict[str, Any]:
     return row
 
 
+def compile_mixed(scales: str, *sizes: int) -> None:
+    _, heads, kv_heads, rows, keys, size = sizes
+    q, k, v = (torch.zeros(1, h, n, size, device="cuda", dtype=torch.bfloat16)
+               for h, n in ((heads, rows), (kv_heads, keys), (kv_heads, keys)))  # fmt: skip
+    blocks = -(-keys // 128) if "block" in scales else 1
+    given = dict.fromkeys(("k_scales", "v_scales"), torch.ones(1, kv_heads, blocks, device="cuda")) if scales else {}
+    with torch.no_grad():
+        mixed(scales)(q, k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn), **given)
+        for algorithm in ("fa2", ""):
+            mixed(None, algorithm)(q, k, v)
+
+
+def measure_mixed(scales: str, *sizes: int) -> dict[str, Any]:
+    batch, heads, kv_heads, rows, keys, size = sizes
+    shapes = ((batch, h, n, size) for h, n in ((heads, rows), (kv_heads, keys), (kv_heads, keys)))
+    q, k, v = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
+    k8, v8, given = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn), {}
+    exact = [y[:1, :1].double() for y in (k8, v8)]
+    if scales:
+        x = quantised(q, k, v, Precision(inputs="f8e4m3", scales=scales.removeprefix("scales "), rotate="none"))
+        k8, v8, given = x.k, x.values, {"k_scales": x.k_scales, "v_scales": x.v_scales}
+        exact = [y[:1, :1].double() for y in x.dequantised()[1:]]
+    attn, fa2, usual = mixed(scales), mixed(None, "fa2"), mixed(None)
+    with torch.no_grad(), turns.GPU:
+        calls = {"mixed": lambda: attn(q, k8, v8, **given), "fa2": lambda: fa2(q, k, v), "bf16": lambda: usual(q, k, v)}
+        ms = {name: turns.milliseconds(call) for name, call in calls.items()}
+        last, group = slice(max(0, rows - 64), rows), heads // kv_heads
+        s = q[:1, :group, last].double() @ exact[0].mT * size**-0.5
+        later = torch.arange(keys, device="cuda") > torch.arange(keys - s.shape[2], keys, device="cuda")[:, None]
+        want = s.masked_fill(later, -torch.inf).softmax(-1) @ exact[1]
+        off = (attn(q, k8, v8, **given)[:1, :group, last].double() - want).norm() / want.norm()
+    pairs = batch * heads * (rows * keys - rows * (rows - 1) // 2)
+    moved = batch * (2 * kv_heads * keys + 4 * heads * rows) * size  # bytes that the mixed call has to move
+    row = {
+        "part": "mixed", "row": f"causal {scales or 'unscaled'} D{size} H{heads}/{kv_heads} B{batch} Q{rows} K{keys}",
+        "beside_float64": off.item(), "ms": {n: round(t, 4) for n, t in ms.items()},
+        "tflops": {n: round(4 * pairs * size / t / 1e9, 1) for n, t in ms.items()},
+        "gbs": {"mixed": round(moved / ms["mixed"] / 1e6)},
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
     parser.add_argument("--json", default="eight.json")
     parser.add_argument("--only", default="", metavar="TEXT,...", help="rows whose name holds one of these texts")
-    parser.add_argument("--parts", default="numbers,rows,special")
+    parser.add_argument("--parts", default="numbers,rows,mixed,special")
     parser.add_argument("--compile", metavar="MASK,MODE,SIZE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.compile:
         mask, mode, size = options.compile.split(",")
-        compile_one(mask, mode, int(size))
+        if mask == "mixed":
+            compile_mixed(*MIXED[int(size)])
+        else:
+            compile_one(mask, mode, int(size))
         return
     chosen = [r for r in ROWS if any(text in " ".join(map(str, r)) for text in options.only.split(","))]
     parts = options.parts.split(",")
     needed = {
-        "rows": [f"{r[0]},{r[1]},{r[-1]}" for r in chosen], "special": ["full,head,128", "causal,head,128"],
+        "mixed": [f"mixed,,{i}" for i in range(len(MIXED))], "rows": [f"{r[0]},{r[1]},{r[-1]}" for r in chosen],
+        "special": ["full,head,128", "causal,head,128"],
         "numbers": [f"{mask},{mode},{size}" for mask, mode in NUMBERS for size in (64, 128, 256)],
     }  # fmt: skip
     compile_all(list(dict.fromkeys(one for part in parts for one in needed[part])))
     found: list[dict[str, Any]] = []
     made = {
         "rows": lambda: [measure(*row) for row in chosen], "special": special,
+        "mixed": lambda: [measure_mixed(*row) for row in MIXED],
         "numbers": lambda: [row for pair in NUMBERS for row in numbers(*pair)],
     }  # fmt: skip
     for part in parts:

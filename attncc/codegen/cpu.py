@@ -12,7 +12,7 @@ from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
 from attncc.codegen.layout import provenance
 from attncc.codegen.naming import parameter_names
-from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
+from attncc.codegen.selfcheck import TORCH_TYPES, DenseCheck, comment, dense_check, free_axes, in_order
 from attncc.ir import AttentionSpec, KernelPlan, Visits, names
 
 
@@ -53,6 +53,7 @@ class CpuView:
     tile_k: int
     head_dim: int
     head_dim_v: int
+    kept: str  # what K and V are where they are not as Q, as PyTorch calls it
 
 
 def render_cpu(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str = "") -> str:
@@ -73,7 +74,8 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     stages, weight, mask = tiles.stages(pair), tiles.weight(pair), tiles.masks()
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
     dropout = "" if spec.dropout is None else tiles.text(spec.dropout, [])
-    helpers = {"copy", "finite", "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
+    finite = "finite_kept" if plan.kept else "finite"
+    helpers = {"copy", finite, "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
     helpers |= {"Threshold"} if tiles.normaliser.alpha is not None else set()
     return CpuView(
         comment=[
@@ -113,6 +115,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
         tile_k=plan.tile_k,
         head_dim=plan.head_dim,
         head_dim_v=plan.head_dim_v,
+        kept=TORCH_TYPES.get(plan.kept, ""),
     )
 
 

@@ -135,9 +135,10 @@ def _rows(spec: AttentionSpec, has_lse: bool) -> str:
 
 def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
     d, dv, dtype = plan.head_dim, plan.head_dim_v, plan.dtype
+    types = f"{dtype}, k and v in {plan.kept}" if plan.kept else dtype
     if spec.ragged:
         return (
-            f"q [total_q, H, {d}], k [total_k, H_kv, {d}], v [total_k, H_kv, {dv}] in {dtype}; sequence i has rows\n"
+            f"q [total_q, H, {d}], k [total_k, H_kv, {d}], v [total_k, H_kv, {dv}] in {types}; sequence i has rows\n"
             "    cu_seqlens_q[i] to cu_seqlens_q[i + 1] and keys cu_seqlens_k[i] to cu_seqlens_k[i + 1], both int32 →\n"
             f"    out [total_q, H, {dv}] in {dtype}, lse [H, total_q] in float32 (natural log)."
         )
@@ -150,6 +151,6 @@ def docstring(spec: AttentionSpec, plan: KernelPlan, has_lse: bool) -> str:
             "    lse [B, H, Q] in float32 (natural log)."
         )
     return (
-        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {dtype} → out [B, H, Q, {dv}] in {dtype},\n"
+        f"q [B, H, Q, {d}], k [B, H_kv, K, {d}], v [B, H_kv, K, {dv}] in {types} → out [B, H, Q, {dv}] in {dtype},\n"
         + f"    {_rows(spec, has_lse)}"
     )

@@ -12,7 +12,7 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
 HELPER_ORDER = (
-    "copy", "finite", "not_finite", "sparse", "Threshold", "Mean", "survivors",
+    "copy", "finite", "finite_kept", "not_finite", "sparse", "Threshold", "Mean", "survivors",
     "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
     "where", "floor", "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh",
     "sigmoid", "sqrt",
@@ -20,6 +20,7 @@ HELPER_ORDER = (
 BARE = {
     "copy",
     "finite",
+    "finite_kept",
     "not_finite",
     "survivors",
     "sparse",

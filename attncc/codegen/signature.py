@@ -94,15 +94,16 @@ def arguments(spec: AttentionSpec, plan: KernelPlan, names: Mapping[str, str]) -
 def _tensors(spec: AttentionSpec, plan: KernelPlan, pointer: str) -> list[Argument]:
     """Q, K, V and Out of a Triton kernel."""
     made = [Argument("Q", pointer, "pointer", "call", "q")]
+    element = POINTEES[plan.kept or plan.dtype]
     for name, size in (("k", plan.head_dim), ("v", plan.head_dim_v)):
         if plan.loads == "descriptor":
             for part in split(size, ""):
                 sizes = (plan.tile_k, 1, part.size) if spec.ragged else (1, 1, plan.tile_k, part.size)
-                block = f"{POINTEES[plan.dtype]}[{','.join(map(str, sizes))}]"
+                block = f"{element}[{','.join(map(str, sizes))}]"
                 value = f"TensorDescriptor({name}, {name}.shape, {name}.stride(), {list(sizes)})"
                 made.append(Argument(name.upper() + part.tag, f"tensordesc<{block}>", "descriptor", "call", value))
         else:
-            made.append(Argument(name.upper(), pointer, "pointer", "call", name))
+            made.append(Argument(name.upper(), f"*{element}", "pointer", "call", name))
     return [*made, Argument("Out", pointer, "pointer", "output", "out")]
 
 

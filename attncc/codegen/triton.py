@@ -136,6 +136,8 @@ class KernelView:
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
     element: str = ""  # of q, k and v, as Triton and PyTorch call it
+    widened: str = ""  # behind a tile of K or V, which are of 8 bits in memory
+    kept: str = ""  # what they are there, as PyTorch calls it
     dtype_pair: str = ""  # two of them, as PTX calls them
     logistic: str = ""  # of sigmoids that a kernel makes itself: what their exponents have beside the score
     hopper: HopperView | None = None
@@ -172,7 +174,8 @@ def compiled_to(plan: KernelPlan, resources: Any) -> str:
     if resources is not None:
         spills = f"{resources.spills} spills" if resources.spills else "no spills"
         took = f": {resources.registers} registers, {spills}, {resources.shared_bytes // 1024} KB of shared memory"
-    return f"{plan.target}, {plan.dtype}, {sizes}{took}"
+    beside = f" beside K and V in {plan.kept}" if plan.kept else ""
+    return f"{plan.target}, {plan.dtype}{beside}, {sizes}{took}"
 
 
 def banner(spec: AttentionSpec, plan: KernelPlan, text: str, resources: Any) -> tuple[str, ...]:
@@ -272,6 +275,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         reference=plan.reference, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", dtype_pair=f"{plan.dtype}x2",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype], reports=spec.reports,
+        widened=f".to(tl.{TORCH_TYPES[plan.dtype]})" if plan.kept else "", kept=TORCH_TYPES.get(plan.kept, ""),
         natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "", logistic=offset.name,
     )  # fmt: skip
 

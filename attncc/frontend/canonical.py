@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attncc.frontend.expression_text import LetNames, expression_text
 from attncc.frontend.page import Block, Item, set_page
+from attncc.frontend.scaled import as_written
 from attncc.ir import AttentionSpec, Expr, Layout, Param, Precision, Schedule, Softmax
 
 
 def canonical(spec: AttentionSpec) -> str:
     """The spec as text, without comments; `let` names stand where their expressions do, defaults are left out."""
+    spec = as_written(spec)
     blocks = [Block(Item(f"attention {spec.name}"), _statements(spec), [Item(_param(p)) for p in spec.params])]
     for opening, items in (("precision", _precision(spec.precision)), ("layout", _layout(spec.layout))):
         if items:
@@ -59,6 +63,8 @@ def _param(p: Param) -> str:
 
 def _precision(precision: Precision) -> list[Item]:
     plain = Precision()
+    if precision.kept is not None:
+        precision = replace(precision, inputs=f"{precision.inputs}, {precision.kept}")
     names = ("inputs", "products", "accumulate", "scales", "rotate")
     return [Item(str(getattr(precision, n)), n) for n in names if getattr(precision, n) != getattr(plain, n)]
 

@@ -14,6 +14,7 @@ from attncc.frontend.rules.packed import check_packed
 from attncc.frontend.rules.params import read_params
 from attncc.frontend.rules.settings import read_settings
 from attncc.frontend.rules.statements import read_statements
+from attncc.frontend.scaled import SCALES, scaled
 from attncc.ir import AttentionSpec
 
 
@@ -54,7 +55,7 @@ def _spec(block: Body, draft: Draft, context: Context) -> AttentionSpec:
     read_params(block.params, context)
     body = read_statements(block.pieces, context)
     precision, schedules, layout = read_settings(draft, context)
-    return AttentionSpec(
+    spec = AttentionSpec(
         name,
         tuple(p for p in context.params.values() if p is not None),
         tuple(body.lets),
@@ -69,3 +70,15 @@ def _spec(block: Body, draft: Draft, context: Context) -> AttentionSpec:
         schedules,
         layout,
     )
+    return spec if context.report.errors else _scaled(spec, context)
+
+
+def _scaled(spec: AttentionSpec, context: Context) -> AttentionSpec:
+    """The spec with the scales of 8-bit k and v."""
+    made = scaled(spec)
+    for name in SCALES if made is not spec else ():
+        if name in context.params or name in context.axes:
+            hint = "call it otherwise, or leave scales out and multiply by it"
+            span = context.spans.get(f"param:{name}", context.axes.get(name))
+            context.report.error("E303", span, f"'{name}' is what a call's scales are called", hint)
+    return made

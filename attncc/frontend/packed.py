@@ -11,6 +11,7 @@ from dataclasses import replace
 from attncc.errors import SpecError
 from attncc.frontend.parse import Parsed
 from attncc.frontend.report import Report
+from attncc.frontend.scaled import fresh
 from attncc.ir import Param
 
 TABLES = {"row": "rows", "k": "keys"}  # what an axis over all rows or keys of a sequence is called as a free axis
@@ -27,16 +28,10 @@ def packed(parsed: Parsed) -> Parsed:
     if report.errors:
         raise SpecError(report.sorted_errors(), parsed.text, parsed.filename)
     taken = {*(p.name for p in spec.params), *spec.free_axes, *(n for n, _ in spec.lets)}
-    called = {axis: _fresh(name, taken) for axis, name in TABLES.items()}
+    called = {axis: fresh(name, taken) for axis, name in TABLES.items()}
     params = (_table(p, called) for p in ragged.params)
     return replace(parsed, spec=replace(ragged, params=tuple(params)))
 
 
 def _table(p: Param, called: dict[str, str]) -> Param:
     return p if "b" in p.axes else replace(p, axes=tuple(called.get(str(a), a) for a in p.axes))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -45,6 +45,9 @@ def _unbuilt(parsed: Parsed, passes: Sequence[str]) -> Iterator[tuple[str, str, 
             yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm}"
         if schedule.algorithm in ("standard", "fa1") and summed(spec.softmax):
             yield "N106", f"{prefix}.algorithm", f"algorithm {schedule.algorithm} with sums that are of no exponentials"
+        if spec.precision.kept and schedule.asked in ("standard", "fa1", "fa3"):
+            key = "loop" if schedule.algorithm is None else "algorithm"
+            yield "N106", f"{prefix}.{key}", f"algorithm {schedule.asked} of inputs of two types"
     for name in passes:
         if name not in built.PASSES:
             yield "N109", "attention", f"the {name} pass"
@@ -61,7 +64,7 @@ def _precision(parsed: Parsed) -> Iterator[tuple[str, str, str]]:
     if precision.is_eight_bit and precision.products != "ieee":
         yield "N108", "precision.products", f"products {precision.products} of inputs of 8 bits"
     if not precision.is_eight_bit:
-        for name in ("scales", "rotate"):
+        for name in ("rotate",) if precision.kept else ("scales", "rotate"):
             value = getattr(precision, name)
             if value not in (None, "none"):
                 yield "N108", f"precision.{name}", f"{name} {value} of inputs that are not of 8 bits"

@@ -49,6 +49,7 @@ class KernelPlan:
     head_dim_v: int
     dtype: str  # bf16 f16 f32 f8e4m3 f8e5m2
     products: str = "ieee"
+    kept: str = ""  # f8e4m3 or f8e5m2: what K and V are in memory, where the tile converts them to `dtype`
     # Of exponentials. running: the running maximum; first_tile, whole_tile: that of a row's first tiles; two_pass: that
     # of the row, found first; fixed: a given number.
     reference: str = "running"

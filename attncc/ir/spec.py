@@ -92,9 +92,11 @@ class Precision:
     """None leaves the choice to the call (inputs) or means the default."""
 
     inputs: str | None = None  # bf16 f16 f32 f8e4m3 f8e5m2
+    kept: str | None = None  # f8e4m3 f8e5m2: of k and v, where q is of floats
     products: str = "ieee"  # ieee | tf32, of f32 inputs
     accumulate: str = "f32"
-    scales: str | None = None  # of 8-bit inputs: per_tensor | per_head | per_block(N); left out, per_block(128)
+    # Of 8-bit inputs: per_tensor | per_head | per_block(N); left out, per_block(128), or where q is of floats none.
+    scales: str | None = None
     rotate: str | None = None  # of 8-bit inputs: hadamard (left out, too) | none
 
     @property
@@ -105,7 +107,7 @@ class Precision:
     def block(self) -> int | None:
         """How many rows or keys share a scale; None where all of a head, or of a tensor, do."""
         if self.scales is None:
-            return 128
+            return None if self.kept else 128
         word, _, size = self.scales.partition("(")
         return int(size.rstrip(")")) if word == "per_block" else None
 
@@ -191,6 +193,12 @@ class AttentionSpec:
     def reporting(self, wanted: Collection[str]) -> AttentionSpec:
         """The same attention with these REPORTS."""
         return replace(self, layout=replace(self.layout, rows=", ".join(r for r in REPORTS if r in wanted)))
+
+    @property
+    def scale_blocks(self) -> tuple[str, int] | None:
+        """The free axis along which scales of 8-bit k and v lie beside a q of floats, and how many keys share one."""
+        size = self.precision.block if self.precision.kept else None
+        return None if size is None else (str(self.param("k_scales").axes[-1]), size)
 
     def packed_axis(self, p: Param) -> str:
         """The axis, row or k, of a tensor whose sequences lie packed along it, so that no axis b is stored; else ""."""

@@ -66,6 +66,8 @@ STEP = 32  # columns that a product of 8 bits takes at a time
 
 def unfit(spec: AttentionSpec) -> str | None:
     """Why no such kernel can be made of `spec`, in a sentence; None where one can."""
+    if spec.precision.kept:
+        return "fa3 takes q, k and v of one type"
     if spec.precision.is_eight_bit:
         if spec.softmax.policy not in EIGHT_BIT_SOFTMAX:
             return f"fa3 keeps weights in 8 bits, and those of softmax {spec.softmax.policy} can be of any size"

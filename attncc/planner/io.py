@@ -22,7 +22,6 @@ from attncc.planner.hopper_backward import ADDED
 from attncc.planner.legality import BUILT
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
-    Parts,
     ahead_bytes,
     matrix_unit,
     padded,
@@ -91,7 +90,7 @@ def sizes_of(plan: KernelPlan, shape: Shape, target: Target, tiles: int | None =
         shape.batch, shape.heads, shape.kv_heads, shape.q_len, shape.k_len, plan.head_dim, plan.head_dim_v,
         plan.tile_q, plan.tile_k, all_tiles(plan, shape) if tiles is None else tiles, ELEMENT_BYTES[plan.dtype],
         plan.pair_bytes + (Fraction(plan.pair_bits, 8) if plan.pair_bits else 0), max(side, together), together,
-        side if blocks > 1 else 0,
+        side if blocks > 1 else 0, kept=ELEMENT_BYTES[plan.kept] if plan.kept else 0,
     )  # fmt: skip
 
 
@@ -226,6 +225,7 @@ def symbols(plan: KernelPlan) -> Sizes:
 
     letters = "B H H_kv N_q N_k d d_v T_q T_k tiles e p R G"
     made = Sizes(*sympy.symbols(letters, positive=True, integer=True))
+    made = replace(made, kept=ELEMENT_BYTES[plan.kept]) if plan.kept else made
     return made if plan.pair_bytes or plan.pair_bits else replace(made, operand=0)
 
 
@@ -288,16 +288,13 @@ def _behind_cache(kernel: Kernel, own: Kernel, target: Target) -> Any:
     return found
 
 
-def _split_forms(plan: KernelPlan, target: Target, made: Parts, s: Sizes) -> dict[str, Any]:
+def _split_forms(plan: KernelPlan, target: Target, s: Sizes) -> dict[str, Any]:
     """What of K and V runs ahead, and what does not: all of a head, or so many of its columns."""
-    found = {}
-    for what, head, symbol, whole in (
-        ("key", plan.head_dim, s.head_dim, made.key), ("value", plan.head_dim_v, s.head_dim_v, made.value)
-    ):  # fmt: skip
+    found: dict[str, Any] = {}
+    for what, head, symbol in (("key", plan.head_dim, s.head_dim), ("value", plan.head_dim_v, s.head_dim_v)):
         ahead, late = split(plan, head, target)
-        for name, columns in ((f"{what}_ahead", sum(ahead)), (f"{what}_late", max(late, default=0))):
-            of_all = getattr(made, name) == whole
-            found[name] = s.tile_k * s.element * (symbol if of_all else columns)
+        columns = {f"{what}_ahead": (sum(ahead), s.stored), f"{what}_late": (max(late, default=0), s.element)}
+        found |= {name: s.tile_k * e * (symbol if n == padded(head) else n) for name, (n, e) in columns.items()}
     return found
 
 
@@ -315,7 +312,7 @@ def _shared_form(plan: KernelPlan, target: Target, s: Sizes) -> Any:
         "sums": tq * dv * SUM, "pairs": pairs, "rows": tq, "ahead": pairs * ahead_bytes(plan),
         "key_operand": tk * plan.key_bytes, "passed": pairs * sympy.nsimplify(passed_pair(plan, target)),
         "key_passed": one * made.key_passed, "swapped": one * made.swapped, SINGLE: one,
-        **_split_forms(plan, target, made, s),
+        **_split_forms(plan, target, s),
     }  # fmt: skip
     if made.key_operand != plan.tile_k * plan.key_bytes:  # to where a tile may begin
         form["key_operand"] = one * made.key_operand

@@ -64,6 +64,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         ("algorithm", plan.algorithm, tuple(BUILT)),
         ("loop", plan.loop, (LOOP_OF.get(plan.algorithm, "q_outer"),)),
         ("dtype", plan.dtype, _dtypes(plan, target)),
+        ("kept", plan.kept, _kept(plan, target)),
         ("products", plan.products, ("ieee", "tf32")),
         ("loads", plan.loads, ("pointer", "descriptor")),
         ("target", plan.target, (target.name,)),
@@ -71,7 +72,7 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
     ):
         if value not in known:
             allowed = ", ".join(known)
-            found.append(Violation(limit, value, allowed, f"{limit} {value} is not among what is built: {allowed}"))
+            found.append(Violation(limit, value, allowed, _unknown(limit, value, allowed, target)))
     if plan.loads == "descriptor" and not target.caps.has_tma and plan.algorithm != "fa3":
         found.append(Violation("loads", "descriptor", "pointer", f"{target.name} has no TMA unit for descriptor loads"))
     if plan.products == "tf32" and plan.dtype == "f32" and target.is_gpu and not target.caps.has_tf32:
@@ -82,6 +83,12 @@ def _choices(plan: KernelPlan, target: Target) -> list[Violation]:
         )
         found.append(Violation("tile_q", plan.tile_q, TCGEN05_ROWS // 2, words))
     return found
+
+
+def _unknown(limit: str, value: str, allowed: str, target: Target) -> str:
+    if limit == "kept":
+        return f"{target.name} converts no {value} to the type of q" + (f", only{allowed[1:]}" if allowed else "")
+    return f"{limit} {value} is not among what is built: {allowed}"
 
 
 def _falls_to_tf32(plan: KernelPlan, target: Target) -> bool:
@@ -95,6 +102,13 @@ def _dtypes(plan: KernelPlan, target: Target) -> tuple[str, ...]:
     eight = target.is_gpu and plan.algorithm == "fa3" and plan.direction == "forward"
     known = (d for d in shared_memory.ELEMENT_BYTES if d not in EIGHT_BIT or eight)
     return tuple(d for d in known if d != "f64" or not target.is_gpu)
+
+
+def _kept(plan: KernelPlan, target: Target) -> tuple[str, ...]:
+    """What K and V can be in memory, beside a float of Q: e5m2 is half of a float16, and converted anywhere."""
+    if plan.algorithm != "fa2" or plan.direction != "forward" or plan.dtype in EIGHT_BIT:
+        return ("",)
+    return ("", *(e for e in EIGHT_BIT if e == "f8e5m2" or target.caps.has_fp8 or not target.is_gpu))
 
 
 def _sizes(plan: KernelPlan) -> list[Violation]:

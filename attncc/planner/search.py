@@ -155,7 +155,7 @@ def _candidates(
                 full_reads=in_full[apart].passing if loops else (), narrow_bytes=read.narrow,
                 narrow_key_bytes=read.narrow_keys, index_bytes=read.index,
                 row_tests=read.tests, flag_bytes=read.flags, mask_levels=read.mask_levels, reads_down=read.down,
-                least_bytes=read.least,
+                least_bytes=read.least, kept=spec.precision.kept or "",
                 listed=visits is not None and visits.listed,
             )  # fmt: skip
 
@@ -226,7 +226,7 @@ def references(
 def _loads(spec: AttentionSpec, shape: Shape, dtype: str, target: Target) -> tuple[str, ...]:
     """Descriptors where the target has a TMA unit, rows are whole 16 bytes, which it asks for, and a matrix unit reads
     what it brings: products without one make copies of it in registers and spill."""
-    size = shared_memory.ELEMENT_BYTES.get(dtype, 4)
+    size = shared_memory.ELEMENT_BYTES.get(spec.precision.kept or dtype, 4)
     rows = all(d * size % 16 == 0 for d in (shape.head_dim, shape.head_dim_v))
     unit = dtype != "f32" or spec.precision.products == "tf32"
     return ("descriptor",) if target.caps.has_tma and rows and unit else ("pointer",)

@@ -106,6 +106,7 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
     unit = matrix_unit(plan, target)
     aligned = alignment(plan) if unit in ("wgmma", "tcgen05") else 1
     column, out_piece = plan.tile_k * size, plan.tile_q * piece_v * size
+    stored = plan.tile_k * ELEMENT_BYTES[plan.kept or plan.dtype]  # of a column as it comes
     if unit == "fma":
         out_piece = min(out_piece, STORED * plan.warps * target.warp_size)
     if unit in ("wgmma", "mma") and size < WORD and triton_release() >= IN_HALVES:
@@ -117,7 +118,7 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
         weights=pairs * size, query_piece=plan.tile_q * piece * size,
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
-        key_ahead=column * sum(key_ahead), value_ahead=column * sum(value_ahead),
+        key_ahead=stored * sum(key_ahead), value_ahead=stored * sum(value_ahead),
         key_late=column * max(key_late, default=0), value_late=column * max(value_late, default=0),
         out_piece=out_piece,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
@@ -311,7 +312,7 @@ def split(plan: KernelPlan, head_dim: int, target: Target) -> tuple[tuple[int, .
         return (), whole
     if plan.loads == "descriptor":
         return whole, ()
-    size = ELEMENT_BYTES[plan.dtype]
+    size = ELEMENT_BYTES[plan.kept or plan.dtype]
     few = WORD * plan.warps * target.warp_size // (size * plan.tile_k)  # columns of a word of each thread
     ahead = tuple(piece for piece in whole if piece >= few)
     if gcd(16, head_dim) * size < WORD and sum(whole) != head_dim:
@@ -319,19 +320,22 @@ def split(plan: KernelPlan, head_dim: int, target: Target) -> tuple[tuple[int, .
     return ahead, whole[len(ahead) :]
 
 
-def _loop(buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
+def _loop(buffers: int, kept: Phase, second: Phase | None = None, late: str = "late") -> tuple[Phase, ...]:
     """The loop as such, and at its two products, `second` with the second one: what of K and V runs ahead in `buffers`
-    tiles, the rest a piece at a time at its product."""
+    tiles, the rest a piece at a time at its product; `late` is "piece" where every piece is converted there."""
     base = {**kept, "key_ahead": buffers, "value_ahead": buffers}
-    return base, {**base, "key_late": 1}, {**base, "value_late": 1, **(second or {})}
+    return base, {**base, f"key_{late}": 1}, {**base, f"value_{late}": 1, **(second or {})}
 
 
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
-    replaced, go back from registers, so that a stage less of them waits."""
+    replaced, go back from registers, so that a stage less of them waits; so does all that is converted."""
     by_tma = plan.loads == "descriptor" and plan.stages > 1
     buffers = latency(plan, target)
-    loop = _loop(buffers + 1, {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0})
+    beside = {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0}
+    if plan.kept:
+        return _loop(buffers, beside, late="piece")
+    loop = _loop(buffers + 1, beside)
     if not (by_tma and plan.key_mask):
         return loop
     return tuple({**moment, "value_ahead": buffers, "value_piece": 1} for moment in loop)
@@ -344,8 +348,11 @@ def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     grouped = plan.warps > 4  # groups share out columns: a row's sums pass between them
     sums = BARRIERS + (ALIGNMENT if grouped else alignment(plan))
     sums = -(-sums // ALIGNMENT) * ALIGNMENT if plan.reference == "threshold" and grouped else sums
-    base, *late = _loop(latency(plan, target) + 1, {"query": 1, "bytes": sums})
-    return (*late, base) if plan.stages == 1 else ({**base, "key_late": 1, "value_late": 2},)
+    buffers, kept = latency(plan, target), {"query": 1, "bytes": sums}
+    base, *late = _loop(buffers, kept, late="piece") if plan.kept else _loop(buffers + 1, kept)
+    if plan.stages == 1:
+        return (*late, base)
+    return ({**base, **({"key_piece": 1, "value_piece": 1} if plan.kept else {"key_late": 1, "value_late": 2})},)
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -365,7 +372,8 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
     across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
-    return _loop(latency(plan, target), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
+    beside = {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across}
+    return _loop(latency(plan, target), beside, late="piece" if plan.kept else "late")
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -377,7 +385,9 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
         tiles = parts(plan, target)
         padding = plan.stages * (tiles.key + tiles.value) // PADDING
         return ({"key": plan.stages, "value": plan.stages, "weights": weights, "bytes": padding},)
-    base, *late = _loop(plan.stages - 1, {})
+    base, *late = _loop(plan.stages - 1, {}, late="piece" if plan.kept else "late")
+    if plan.kept:
+        return base, *late, {**base, "weights": weights}
     if plan.stages > 1 and target.caps.has_async_copy:  # what is loaded late stays, too
         return ({**base, "key_late": 1, "value_late": 1, "weights": weights},)
     return base, *late, {**base, "weights": weights}

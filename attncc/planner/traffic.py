@@ -39,6 +39,7 @@ class Sizes:
     side: Any = 1  # programs that run side by side
     together: Any = 1  # heads of K and V that they belong to
     staggered: Any = 0  # of them, those that do not begin together: where others of them share an SM
+    kept: int = 0  # bytes of an element of K and V where they are not as Q is
 
     @property
     def rows(self) -> Any:
@@ -47,6 +48,11 @@ class Sizes:
     @property
     def keys(self) -> Any:
         return self.batch * self.kv_heads * self.k_len
+
+    @property
+    def stored(self) -> Any:
+        """Bytes of an element of K and V."""
+        return self.kept or self.element
 
     @property
     def pairs(self) -> Any:
@@ -129,7 +135,7 @@ def _keys(s: Sizes, row: Any, what: str) -> Stream:
 
 
 def _keys_and_values(s: Sizes) -> Stream:
-    return _keys(s, s.columns * s.element, "K and V")
+    return _keys(s, s.columns * s.stored, "K and V")
 
 
 def _rows_and_gradients(s: Sizes, row: Any) -> Stream:
@@ -144,7 +150,7 @@ def fused(s: Sizes, two_pass: bool = False) -> Kernel:
     once = s.rows * (s.columns * s.element + STATISTIC) + s.pairs * s.operand
     stream, columns = _keys_and_values(s), s.columns
     if two_pass:
-        more = s.tiles * s.tile_k * s.head_dim * s.element
+        more = s.tiles * s.tile_k * s.head_dim * s.stored
         stream, columns = replace(stream, loaded=stream.loaded + more), columns + s.head_dim
     return Kernel("forward", once, (stream,), 2 * s.pairs * columns, s.pairs)
 

@@ -13,7 +13,7 @@ import torch
 
 from attncc import analysis, planner
 from attncc.errors import shown_number
-from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Param, Shape
+from attncc.ir import LEAST_INT, MOST_INT, AttentionSpec, Param, Precision, Shape
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
 EIGHT_BIT = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}  # which kernels take
@@ -59,11 +59,13 @@ class Declared:
     tensors: tuple[Param, ...]
     free_axes: tuple[str, ...]
     dividing_axes: tuple[str, ...]
+    scale_blocks: tuple[str, int] | None
 
 
 def declared(spec: AttentionSpec) -> Declared:
     tensors = tuple(replace(p, axes=spec.stored_axes(p)) for p in spec.tensors)
-    return Declared(tensors, spec.free_axes, tuple(sorted(analysis.divisors(spec) & set(spec.free_axes))))
+    return Declared(tensors, spec.free_axes, tuple(sorted(analysis.divisors(spec) & set(spec.free_axes))),
+                    spec.scale_blocks)  # fmt: skip
 
 
 def autocast(q: Any, k: Any, v: Any, inputs: str | None) -> tuple[Any, Any, Any]:
@@ -82,8 +84,9 @@ FORMS = {"q": "[B, H, Q, D]", "k": "[B, H_kv, K, D]", "v": "[B, H_kv, K, D_v]"}
 PACKED_FORMS = {"q": "[total_q, H, D]", "k": "[total_k, H_kv, D]", "v": "[total_k, H_kv, D_v]"}
 
 
-def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) -> None:
-    """Of FORMS, or PACKED_FORMS: one dtype, one device. TypeError or ValueError."""
+def check_qkv(q: Any, k: Any, v: Any, precision: Precision, packed: bool = False) -> None:
+    """Of FORMS, or PACKED_FORMS: one device, and one dtype but where k and v are of 8 bits. TypeError or ValueError."""
+    inputs, kept = precision.inputs, precision.kept
     forms, rank, length = (PACKED_FORMS, 3, 0) if packed else (FORMS, 4, 2)
     dtype, device = getattr(q, "dtype", None), getattr(q, "device", None)
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -92,7 +95,9 @@ def check_qkv(q: Any, k: Any, v: Any, inputs: str | None, packed: bool = False) 
         _check_dense(name, x)
         if x.dim() != rank:
             raise ValueError(f"{name} must be {forms[name]}, and has shape {list(x.shape)}")
-        if x.dtype != dtype:
+        if kept is not None and name != "q" and EIGHT_BIT.get(x.dtype) != kept:
+            raise TypeError(f"{name} must be {kept}, as the spec's precision says, and is {x.dtype}")
+        if kept is None and x.dtype != dtype:
             raise TypeError(f"{name} must have the dtype of q, {dtype}, and has {x.dtype}")
         if x.device != device:
             raise ValueError(f"{name} must be on the device of q, {device}, and is on {x.device}")
@@ -201,10 +206,21 @@ def check_tensors(
         for i, axis in enumerate(p.axes):
             _check_axis(p, i, axis, x.shape[i], extents)
     free = {a: extents[a][0] for a in declared.free_axes}
+    if declared.scale_blocks is not None and sequences is None:
+        check_scales(declared.scale_blocks, free, k_len)
     for axis in declared.dividing_axes:
         if free[axis] < 1:
             raise ValueError(f"the axis {axis} divides, so that it must be at least 1 long, and is {free[axis]}")
     return Sizes(b_len, q.shape[1], k.shape[1], q_len, k_len, q.shape[-1], v.shape[-1], free)
+
+
+def check_scales(blocks: tuple[str, int], free: Mapping[str, int], keys: int) -> None:
+    """ValueError where there are fewer scales than so many keys have: others would be 0."""
+    axis, size = blocks
+    wanted = -(-keys // size)
+    if free[axis] < wanted:
+        where = f"along their last axis, one for each {size} of {keys} keys"
+        raise ValueError(f"k_scales and v_scales must have {wanted} {where}, and have {free[axis]}")
 
 
 def _check_axis(p: Param, i: int, axis: str | int, extent: int, extents: dict[str, tuple[int, str]]) -> None:

@@ -236,6 +236,8 @@ class Attention:
             raise ValueError("validate=True reads tensors, which a graph or a dispatch mode may not have yet")
         if torch.is_grad_enabled():
             autograd.refuse_ungiven(self.spec, autograd.requiring(given))
+            if q.requires_grad or autograd.requiring(given):
+                autograd.refuse_kept(self.spec)
         if self.spec.dropout is not None and given.get("seed") is None:
             given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64, device="cpu")}
         return operator.call(self, q, k, v, derivatives.asking(given, deterministic), text)
@@ -311,7 +313,7 @@ class Attention:
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         """The sizes of a call whose arguments are right. TypeError or ValueError."""
         self._check_layout()
-        arguments.check_qkv(q, k, v, self.spec.precision.inputs)
+        arguments.check_qkv(q, k, v, self.spec.precision)
         arguments.check_names(self.spec, given)
         return arguments.check_tensors(self._declared, q, k, v, given)
 

@@ -112,6 +112,7 @@ def record(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], deterministic: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """out and lse of a call, with the way to its derivatives."""
+    refuse_kept(attention.spec)
     given = asking(given, deterministic)
     names = tuple(n for n, x in given.items() if isinstance(x, Tensor))
     plain = {n: x for n, x in given.items() if n not in names}
@@ -128,6 +129,13 @@ def refuse_ungiven(spec: AttentionSpec, learned: Sequence[str], what: str = "gra
             declare = f"declare `{name}: {kind} grad`, or " if p.type == "float" else ""  # no other has one
             verb = "requires a gradient" if what == "gradient" else f"has a {what}"
             raise ValueError(f"{name} {verb}, and {spec.name} gives it none: {declare}pass {name}.detach()")
+
+
+def refuse_kept(spec: AttentionSpec) -> None:
+    """NotBuilt for derivatives of a call with 8-bit k and v beside a q of floats."""
+    if spec.precision.kept is not None:
+        raise NotBuilt(f"{spec.name}: derivatives, and transforms of functions, of {spec.precision.kept} k and v "
+                       "beside a q of floats are not built yet")  # fmt: skip
 
 
 def requiring(given: Mapping[str, Any]) -> list[str]:

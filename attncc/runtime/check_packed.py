@@ -80,8 +80,13 @@ def _pack(x: Tensor, several: Sequence[_Sequence], lengths: Sequence[int]) -> Te
     parts = []
     for s, length in zip(several, lengths, strict=True):
         part = x[s.entry].transpose(0, 1)
-        parts.append(part if s.wanted else LOUD * _stretched(part.detach(), 0, length))
+        parts.append(part if s.wanted else _loud(_stretched(part.detach(), 0, length)))
     return torch.cat(parts)
+
+
+def _loud(x: Tensor) -> Tensor:
+    """LOUD times x, also of 8 bits, in which there is no product."""
+    return (LOUD * x.float()).to(x.dtype) if x.element_size() == 1 else LOUD * x
 
 
 def _lay_out(x: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ from attncc.analysis.divisors import below_one, computed_divisors
 from attncc.ir import NONE, SUM, AttentionSpec, Expr, Op, Param, Read, Shape, Var, children, names, walk
 from attncc.runtime.reference import environment, evaluate, keep_mask
 
-DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
+}  # fmt: skip
 ELEMENTS = {
     "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "bit": torch.int32,
@@ -81,7 +84,9 @@ class Draw:
         B, H, H_kv = shape.batch, shape.heads, shape.kv_heads
         sizes = ((B, H, shape.q_len, shape.head_dim), (B, H_kv, shape.k_len, shape.head_dim),
                  (B, H_kv, shape.k_len, shape.head_dim_v))  # fmt: skip
-        made = [torch.randn(size, generator=self.generator).to(DTYPES[dtype]).to(device) for size in sizes]
+        kept = DTYPES[self.spec.precision.kept or dtype]
+        made = [torch.randn(size, generator=self.generator).to(kind).to(device)
+                for size, kind in zip(sizes, (DTYPES[dtype], kept, kept), strict=True)]  # fmt: skip
         q, k, v = (self._laid_out(x, layout) for x in made)
         return q, k, v
 
@@ -103,6 +108,9 @@ class Draw:
         sizes = {"b": shape.batch, "h": shape.heads, "h_kv": shape.kv_heads, "row": shape.q_len, "k": shape.k_len}
         for axis in self.spec.free_axes:
             sizes[axis] = self._int(3, 12)
+        if self.spec.scale_blocks is not None:
+            axis, size = self.spec.scale_blocks
+            sizes[axis] = max(sizes[axis], -(-shape.k_len // size))
         for p in self.spec.tensors:  # a packed free axis holds whole words
             if p.element == "bit" and p.axes[-1] in self.spec.free_axes:
                 sizes[str(p.axes[-1])] = WORD * self._int(1, 2)

@@ -103,7 +103,7 @@ class EightBit(Attention):
         self._check_layout()
         if self.target == INTERPRETER:
             raise NotBuilt(f"{self.name}: Triton's interpreter knows no Gluon, in which kernels of 8 bits are")
-        arguments.check_qkv(q, k, v, None)
+        arguments.check_qkv(q, k, v, Precision())
         arguments.check_names(self.spec, given)
         return arguments.check_tensors(self._declared, q, k, v, given)
 

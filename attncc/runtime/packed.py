@@ -60,7 +60,7 @@ class Packed(Attention):
 
     def _check(self, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> arguments.Sizes:
         """The sizes of a call; lengths are the longest that a sequence can have."""
-        arguments.check_qkv(q, k, v, self.spec.precision.inputs, packed=True)
+        arguments.check_qkv(q, k, v, self.spec.precision, packed=True)
         for name in STARTS:
             _check_starts(name, given.get(name), q)
         sequences = given["cu_seqlens_q"].shape[0] - 1
@@ -89,6 +89,9 @@ class Packed(Attention):
             longest = int(given[of].diff().max()) if given[of].shape[0] > 1 else 0
             if given.get(name) is not None and given[name] < longest:
                 raise ValueError(f"{name} is {given[name]}, and {of} has a sequence of {longest}")
+        if self.spec.scale_blocks is not None and len(given["cu_seqlens_k"]) > 1:
+            free = {self.spec.scale_blocks[0]: given["k_scales"].shape[-1]}
+            arguments.check_scales(self.spec.scale_blocks, free, int(given["cu_seqlens_k"].diff().max()))
         arguments.check_sorted(self.spec, given, {"row": given["cu_seqlens_q"], "k": given["cu_seqlens_k"]})
         if self._check_sequence is not None:
             sizes = arguments.check_tensors(self._declared, q, k, k, given, given["cu_seqlens_q"].shape[0] - 1)

@@ -1,5 +1,5 @@
-"""The pass that quantises on a GPU: blocks of 128 rows of q, k and v in one launch, read once for scales of blocks,
-else twice.
+"""The pass that quantises on a GPU: blocks of rows of q, k and v in one launch, 128 for scales of blocks, which are read
+once, else as many as three programs of an SM have room for, read twice.
 
 A block stays in the registers that it is loaded to. Of the Hadamard product the matrix unit mixes bits 1 to 4 of the
 columns' numbers, those of lanes among them, and sums and differences of registers the others. Eight keys of a column
@@ -21,11 +21,12 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from attncc.errors import NotBuilt
 from attncc.ir import Precision
 
-BLOCK = gl.constexpr(128)
+BLOCK = 128  # rows that share a scale of blocks
+ELEMENTS_OF_WARP = 2048  # of a program's, 64 to a thread
 CHUNK = gl.constexpr(32)  # columns, of whose numbers the matrix unit mixes four bits
 WIDEST_POWER = gl.constexpr(10)
 ROUND = gl.constexpr(12582912.0)  # 1.5 · 2^23: added and taken away again, it leaves the nearest integer
-LEAST_WARPS, MOST_WARPS = 4, 16
+LEAST_WARPS, MOST_WARPS, LEAST_ROWS = 4, 16, 64  # of a program
 WARPS_OF_THREE, REGISTERS_OF_THREE = 8, 80  # of programs, three of which share an SM
 OWN, LARGEST_ONLY, GIVEN = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # whose largest size makes the scale
 
@@ -41,27 +42,29 @@ def _powers(first: int, end: int, axis: int) -> list[list[int]]:
 
 
 @gluon.constexpr_function
-def _layout(registers: list[list[int]], lanes: list[list[int]], more: list[list[int]], width: int, warps: int) -> Any:
+def _layout(
+    registers: list[list[int]], lanes: list[list[int]], more: list[list[int]], shape: list[int], warps: int
+) -> Any:
     """`more` steps are those of warps, and of registers where there are too few of these."""
     own = warps.bit_length() - 1
     of_warps = (more + [[0, 0]] * own)[:own]
-    return gl.DistributedLinearLayout(registers + more[own:], lanes, of_warps, [], [128, width])
+    return gl.DistributedLinearLayout(registers + more[own:], lanes, of_warps, [], shape)
 
 
 @gluon.constexpr_function
-def by_rows(width, warps):
+def by_rows(rows, width, warps):
     """Eight columns, and every 32nd from there on, in a thread; four threads along a row."""
     columns = _powers(1, 8, 1) + _powers(32, width, 1)
-    return _layout(columns, _powers(8, 32, 1) + _powers(1, 8, 0), _powers(8, 128, 0), width, warps)
+    return _layout(columns, _powers(8, 32, 1) + _powers(1, 8, 0), _powers(8, rows, 0), [rows, width], warps)
 
 
 @gluon.constexpr_function
-def by_columns(width, warps, places_first):
+def by_columns(rows, width, warps, places_first):
     """Eight columns of eight keys in a thread, one or the other side by side."""
     columns, places = _powers(1, 8, 1), _powers(1, 8, 0)
     registers = places + columns if places_first else columns + places
-    more = _powers(64, 128, 0) + _powers(32, width, 1)
-    return _layout(registers, _powers(8, 32, 1) + _powers(8, 64, 0), more, width, warps)
+    more = _powers(64, rows, 0) + _powers(32, width, 1)
+    return _layout(registers, _powers(8, 32, 1) + _powers(8, 64, 0), more, [rows, width], warps)
 
 
 @gluon.constexpr_function
@@ -72,9 +75,10 @@ def of_products(warps):
 @gluon.jit
 def _mixed(x, half: gl.constexpr, D: gl.constexpr):
     """Sums and differences of columns that are `half` apart, where one Hadamard matrix takes both."""
+    rows: gl.constexpr = x.shape[0]
     width: gl.constexpr = x.shape[1]
-    a, b = gl.split(gl.permute(gl.reshape(x, [BLOCK, width // (2 * half), 2, half]), (0, 1, 3, 2)))
-    made = gl.reshape(gl.permute(gl.join(a + b, a - b), (0, 1, 3, 2)), [BLOCK, width])
+    a, b = gl.split(gl.permute(gl.reshape(x, [rows, width // (2 * half), 2, half]), (0, 1, 3, 2)))
+    made = gl.reshape(gl.permute(gl.join(a + b, a - b), (0, 1, 3, 2)), [rows, width])
     made = gl.convert_layout(made, x.type.layout)
     whole: gl.constexpr = D // (2 * half) * (2 * half)
     if D - whole > half:  # columns behind them belong to others; beside zeros they may be mixed
@@ -97,15 +101,16 @@ def _hadamard(warps: gl.constexpr):
 @gluon.jit
 def _multiplied(x, matrix, warps: gl.constexpr):
     """Products over bits 1 to 4 of the columns' numbers."""
+    block: gl.constexpr = x.shape[0]
     width: gl.constexpr = x.shape[1]
-    rest: gl.constexpr = BLOCK // (8 * warps)
+    rest: gl.constexpr = block // (8 * warps)
     layout: gl.constexpr = of_products(warps)
     bits = gl.reshape(x.to(gl.float16), [rest, warps, 8, width // CHUNK, 2, 2, 2, 2, 2])
-    rows = gl.reshape(gl.permute(bits, (3, 0, 1, 8, 2, 7, 4, 5, 6)), [BLOCK * width // 16, 16])
+    rows = gl.reshape(gl.permute(bits, (3, 0, 1, 8, 2, 7, 4, 5, 6)), [block * width // 16, 16])
     operand = gl.convert_layout(rows, gl.DotOperandLayout(0, layout, 2))
-    sums = mma_v2(operand, matrix, gl.zeros([BLOCK * width // 16, 16], gl.float32, layout))
+    sums = mma_v2(operand, matrix, gl.zeros([block * width // 16, 16], gl.float32, layout))
     bits = gl.reshape(sums, [width // CHUNK, rest, warps, 2, 8, 2, 2, 2, 2])
-    return gl.convert_layout(gl.reshape(gl.permute(bits, (1, 2, 4, 0, 6, 7, 8, 5, 3)), [BLOCK, width]), x.type.layout)
+    return gl.convert_layout(gl.reshape(gl.permute(bits, (1, 2, 4, 0, 6, 7, 8, 5, 3)), [block, width]), x.type.layout)
 
 
 @gluon.jit
@@ -163,12 +168,13 @@ def _factor(largest, Scales, Largest, block, blocks, head, LEAST: gl.constexpr, 
 def _rows(
     X, Out, Scales, Largest, strides, Lengths, Remainder, block, blocks, head, h_len, n, LEAST: gl.constexpr,
     TOP: gl.constexpr, BITS: gl.constexpr, LOWEST: gl.constexpr, LENGTH: gl.constexpr, ROTATE: gl.constexpr,
-    WHOSE: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, warps: gl.constexpr,
+    WHOSE: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr,
+    warps: gl.constexpr,
 ):  # fmt: skip
     """A block of q or k."""
     stride_b, stride_h, stride_n, stride_d = strides
-    layout: gl.constexpr = by_rows(WIDTH, warps)
-    row = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, layout))
+    layout: gl.constexpr = by_rows(ROWS, WIDTH, warps)
+    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     d = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
     X += (head // h_len).to(gl.int64) * stride_b + (head % h_len).to(gl.int64) * stride_h
     at = gl.expand_dims(row.to(gl.int64) * stride_n, 1) + gl.expand_dims(d.to(gl.int64) * stride_d, 0)
@@ -201,25 +207,26 @@ def _rows(
 @gluon.jit
 def _columns(
     X, Out, Scales, Largest, strides, block, blocks, head, h_len, n, groups, LEAST: gl.constexpr, TOP: gl.constexpr,
-    WHOSE: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, warps: gl.constexpr,
+    WHOSE: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr,
+    warps: gl.constexpr,
 ):  # fmt: skip
     """A block of v, turned."""
     stride_b, stride_h, stride_n, stride_d = strides
-    layout: gl.constexpr = by_columns(WIDTH, warps, False)
-    slot, d = gl.arange(0, BLOCK, gl.SliceLayout(1, layout)), gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    layout: gl.constexpr = by_columns(ROWS, WIDTH, warps, False)
+    slot, d = gl.arange(0, ROWS, gl.SliceLayout(1, layout)), gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
     # the key that stands at each place: see Quantised
-    row = block * BLOCK + ((slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1))
+    row = block * ROWS + ((slot & -16) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 1))
     X += (head // h_len).to(gl.int64) * stride_b + (head % h_len).to(gl.int64) * stride_h
     at = gl.expand_dims(row.to(gl.int64) * stride_n, 1) + gl.expand_dims(d.to(gl.int64) * stride_d, 0)
     x = gl.load(X + at, mask=gl.expand_dims(row < n, 1) & gl.expand_dims(d < D, 0), other=0.0)
-    by_places: gl.constexpr = by_columns(WIDTH, warps, True)
+    by_places: gl.constexpr = by_columns(ROWS, WIDTH, warps, True)
     x = gl.convert_layout(x, by_places).to(gl.float32)
     largest = gl.max(gl.abs(x))
     if WHOSE == LARGEST_ONLY:
         gl.atomic_max(Largest, largest)
     else:
         factor = _factor(largest, Scales, Largest, block, blocks, head, LEAST, TOP, WHOSE)
-        place = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, by_places))
+        place = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, by_places))
         d = gl.arange(0, WIDTH, gl.SliceLayout(0, by_places))
         at = gl.expand_dims((head.to(gl.int64) * D + d) * (groups * GROUP), 0) + gl.expand_dims(place, 1)
         there = gl.expand_dims(place < groups * GROUP, 1) & gl.expand_dims(d < D, 0)
@@ -235,7 +242,7 @@ def _eight_bits(
     h_len, h_kv_len, q_len, k_len, groups, q_blocks, k_blocks, q_heads, k_heads,
     LEAST: gl.constexpr, TOP: gl.constexpr, BITS: gl.constexpr, LOWEST: gl.constexpr, GROUP: gl.constexpr,
     LENGTH: gl.constexpr, ROTATE: gl.constexpr, WHOSE: gl.constexpr, PER_HEAD: gl.constexpr, D: gl.constexpr,
-    WIDTH: gl.constexpr, D_V: gl.constexpr, WIDTH_V: gl.constexpr, num_warps: gl.constexpr,
+    WIDTH: gl.constexpr, D_V: gl.constexpr, WIDTH_V: gl.constexpr, ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """`q_heads` heads of q, then `k_heads` of k, then as many of v."""
     program = gl.program_id(0)
@@ -246,17 +253,17 @@ def _eight_bits(
         block, head = program % q_blocks, program // q_blocks
         Largest += head if PER_HEAD else 0
         _rows(Q, Q8, Q_scales, Largest, (q_b, q_h, q_n, q_d), Lengths, Remainder, block, q_blocks, head, h_len,
-              q_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, num_warps)  # fmt: skip
+              q_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, ROWS, num_warps)  # fmt: skip
     else:
         program -= before
         block, head = program % k_blocks, program // k_blocks
         Largest += q_heads + head if PER_HEAD else 1 + (head >= k_heads).to(gl.int32)
         if head < k_heads:
             _rows(K, K8, K_scales, Largest, (k_b, k_h, k_n, k_d), Lengths, Remainder, block, k_blocks, head,
-                  h_kv_len, k_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, num_warps)  # fmt: skip
+                  h_kv_len, k_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, ROWS, num_warps)  # fmt: skip
         else:
             _columns(V, V8, V_scales, Largest, (v_b, v_h, v_n, v_d), block, k_blocks, head - k_heads, h_kv_len, k_len,
-                     groups, LEAST, TOP, WHOSE, GROUP, D_V, WIDTH_V, num_warps)  # fmt: skip
+                     groups, LEAST, TOP, WHOSE, GROUP, D_V, WIDTH_V, ROWS, num_warps)  # fmt: skip
 
 
 def on_gpu(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> list[tuple[Tensor, Tensor]]:
@@ -270,14 +277,16 @@ def on_gpu(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> list[tuple[
         q, k, v = q.float(), k.float(), v.float()
     top, kind = LARGEST[precision.inputs or ""], ELEMENTS[precision.inputs or ""]
     own, per_head = precision.block is not None, precision.scales == "per_head"
-    blocks, kv_blocks, groups = max(1, -(-n // BLOCK.value)), max(1, -(-m // BLOCK.value)), -(-m // GROUP)
+    width, width_v = (max(CHUNK.value, triton.next_power_of_2(size)) for size in (d, d_v))
+    widest = max(width, width_v)
+    rows = BLOCK if own else max(LEAST_ROWS, min(BLOCK, ELEMENTS_OF_WARP * WARPS_OF_THREE // widest))
+    blocks, kv_blocks, groups = max(1, -(-n // rows)), max(1, -(-m // rows)), -(-m // GROUP)
     outs = [q.new_empty(shape, dtype=kind) for shape in (q.shape, k.shape, (b, h_kv, d_v, groups * GROUP))]
     counts = (h, blocks), (h_kv, kv_blocks), (h_kv, kv_blocks)
     scales = [q.new_empty((b, heads, count if own else 1), dtype=torch.float32) for heads, count in counts]
     largest = q.new_zeros(0 if own else b * (h + 2 * h_kv) if per_head else 3, dtype=torch.float32)
-    width, width_v = (max(CHUNK.value, triton.next_power_of_2(size)) for size in (d, d_v))
-    warps = min(MOST_WARPS, max(LEAST_WARPS, max(width, width_v) // 16))
-    few = own and warps <= WARPS_OF_THREE and q.element_size() == 2
+    warps = min(MOST_WARPS, max(LEAST_WARPS, rows * widest // ELEMENTS_OF_WARP))
+    few = warps <= WARPS_OF_THREE and q.element_size() == 2
     programs = b * (h * blocks + 2 * h_kv * kv_blocks)
     for whose in (OWN,) if own else (LARGEST_ONLY, GIVEN):
         if programs:
@@ -285,7 +294,7 @@ def on_gpu(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> list[tuple[
                 q, k, v, *outs, *scales, largest, *_uneven(d, width, q.device), *q.stride(), *k.stride(), *v.stride(),
                 h, h_kv, n, m, groups, blocks, kv_blocks, b * h, b * h_kv, LEAST, top, BITS, LEAST_EXPONENT, GROUP,
                 0.0 if d & d - 1 else d**-0.5, precision.rotates, whose, per_head, d, width, d_v, width_v,
-                num_warps=warps, maxnreg=REGISTERS_OF_THREE if few else None,
+                rows, num_warps=warps, maxnreg=REGISTERS_OF_THREE if few else None,
             )  # fmt: skip
     return list(zip(outs, scales, strict=True))
 

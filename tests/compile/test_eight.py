@@ -69,14 +69,18 @@ def test_a_kernel_compiles(tmp_path, precision, inputs):
     assert text.count("cvt.rn.satfinite.e4m3x2.f32")
 
 
-@pytest.mark.parametrize(("size", "rotated", "kind"), [(64, True, "bf16"), (256, False, "bf16"), (224, True, "fp32")])
-def test_the_pass_that_quantises_compiles(size, rotated, kind):
+@pytest.mark.parametrize(
+    ("size", "rotated", "kind", "rows"),
+    [(64, True, "bf16", 128), (256, False, "bf16", 128), (224, True, "fp32", 128), (256, True, "bf16", 64)],
+)
+def test_the_pass_that_quantises_compiles(size, rotated, kind, rows):
     """q and k are rotated, v is turned, and all stay in registers: shared memory is for the block's largest."""
-    kernel, width, warps = quantise_kernel._eight_bits, 1 << (size - 1).bit_length(), 16 if size > 128 else 4
+    kernel, width = quantise_kernel._eight_bits, 1 << (size - 1).bit_length()
+    warps = max(4, rows * width // 2048)
     fixed = {
         "LEAST": LEAST, "TOP": 448.0, "BITS": BITS, "LOWEST": LEAST_EXPONENT, "GROUP": GROUP, "LENGTH": 0.0,
-        "ROTATE": rotated, "WHOSE": 0, "PER_HEAD": True, "D": size, "WIDTH": width, "D_V": size, "WIDTH_V": width,
-        "num_warps": warps, "q_d": 1, "k_d": 1, "v_d": 1,
+        "ROTATE": rotated, "WHOSE": 0 if rows == 128 else 2, "PER_HEAD": True, "D": size, "WIDTH": width, "D_V": size,
+        "WIDTH_V": width, "ROWS": rows, "num_warps": warps, "q_d": 1, "k_d": 1, "v_d": 1,
     }  # fmt: skip
     pointers = dict.fromkeys("QKV", f"*{kind}") | dict.fromkeys(("Q8", "K8", "V8"), "*fp8e4nv") | {"Remainder": "*fp16"}
     pointers |= dict.fromkeys(("Q_scales", "K_scales", "V_scales", "Largest", "Lengths"), "*fp32")

@@ -26,7 +26,7 @@ from attncc.frontend.reader import Body, Draft
 from attncc.frontend.report import quoted, span_of
 from attncc.frontend.rules.context import Context
 from attncc.frontend.rules.expressions import Node, integer
-from attncc.ir import REPORTS, Layout, Precision, Schedule
+from attncc.ir import EIGHT_BIT, REPORTS, Layout, Precision, Schedule
 
 Values = dict[str, Any]
 Rule = Callable[[str, Sequence[Node], Context], Values]
@@ -90,6 +90,8 @@ def _block(block: Body, target: str | None, context: Context) -> Values:
 
 
 def _precision(name: str, nodes: Sequence[Node], context: Context) -> Values:
+    if name == "inputs" and len(nodes) == 2:
+        return _mixed(nodes, context)
     if name in PRECISION:
         return _word(name, nodes, PRECISION[name], context)
     if name == "rotate":
@@ -97,6 +99,13 @@ def _precision(name: str, nodes: Sequence[Node], context: Context) -> Values:
     if isinstance(nodes[0], Tree) and nodes[0].data == "form":
         return _scales(name, nodes, nodes[0], context)
     return _word(name, nodes, SCALES[:2], context)
+
+
+def _mixed(nodes: Sequence[Node], context: Context) -> Values:
+    """`inputs FLOAT, EIGHT_BIT`: of q, and of k and v."""
+    of_q = _word("inputs", nodes[:1], [word for word in PRECISION["inputs"] if word not in EIGHT_BIT], context)
+    kept = _word("inputs", nodes[1:], EIGHT_BIT, context)
+    return {**of_q, "kept": kept["inputs"]} if of_q and kept else {}
 
 
 def _scales(name: str, nodes: Sequence[Node], form: Tree, context: Context) -> Values:
