@@ -28,11 +28,22 @@ def meaning(text: str, filename: str) -> Parsed:
     spec = _spec(block, draft, context) if block is not None else None
     if spec is not None and spec.ragged:
         check_packed(spec, context.spans, report)
+    if spec is not None and spec.precision.kept and spec.precision.scales:
+        _check_scales(context)
     if report.errors or spec is None:
         raise SpecError(report.sorted_errors(), text, filename)
     lint(spec, context)
     warnings = tuple(sorted(report.warnings, key=lambda d: d.span or Span(0, 0, 0, 0)))
-    return Parsed(spec, context.spans, warnings, text, filename)
+    return Parsed(scaled(spec), context.spans, warnings, text, filename)
+
+
+def _check_scales(context: Context) -> None:
+    """Names of scales are the call's own."""
+    for name in SCALES:
+        if name in context.params or name in context.axes:
+            hint = "call it otherwise, or leave scales out and multiply by it"
+            span = context.spans.get(f"param:{name}", context.axes.get(name))
+            context.report.error("E303", span, f"'{name}' is what a call's scales are called", hint)
 
 
 def _the_attention(draft: Draft, report: Report, end: Span) -> Body | None:
@@ -55,7 +66,7 @@ def _spec(block: Body, draft: Draft, context: Context) -> AttentionSpec:
     read_params(block.params, context)
     body = read_statements(block.pieces, context)
     precision, schedules, layout = read_settings(draft, context)
-    spec = AttentionSpec(
+    return AttentionSpec(
         name,
         tuple(p for p in context.params.values() if p is not None),
         tuple(body.lets),
@@ -70,15 +81,3 @@ def _spec(block: Body, draft: Draft, context: Context) -> AttentionSpec:
         schedules,
         layout,
     )
-    return spec if context.report.errors else _scaled(spec, context)
-
-
-def _scaled(spec: AttentionSpec, context: Context) -> AttentionSpec:
-    """The spec with the scales of 8-bit k and v."""
-    made = scaled(spec)
-    for name in SCALES if made is not spec else ():
-        if name in context.params or name in context.axes:
-            hint = "call it otherwise, or leave scales out and multiply by it"
-            span = context.spans.get(f"param:{name}", context.axes.get(name))
-            context.report.error("E303", span, f"'{name}' is what a call's scales are called", hint)
-    return made

@@ -1,5 +1,5 @@
-"""The pass that quantises on a GPU: blocks of rows of q, k and v in one launch, 128 for scales of blocks, which are read
-once, else as many as three programs of an SM have room for, read twice.
+"""The pass that quantises on a GPU: blocks of rows of q, k and v in one launch, 128 for scales of blocks, read once,
+else as many as three programs of an SM have room for, read twice.
 
 A block stays in the registers that it is loaded to. Of the Hadamard product the matrix unit mixes bits 1 to 4 of the
 columns' numbers, those of lanes among them, and sums and differences of registers the others. Eight keys of a column
@@ -259,8 +259,8 @@ def _eight_bits(
         block, head = program % k_blocks, program // k_blocks
         Largest += q_heads + head if PER_HEAD else 1 + (head >= k_heads).to(gl.int32)
         if head < k_heads:
-            _rows(K, K8, K_scales, Largest, (k_b, k_h, k_n, k_d), Lengths, Remainder, block, k_blocks, head,
-                  h_kv_len, k_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, ROWS, num_warps)  # fmt: skip
+            _rows(K, K8, K_scales, Largest, (k_b, k_h, k_n, k_d), Lengths, Remainder, block, k_blocks, head, h_kv_len,
+                  k_len, LEAST, TOP, BITS, LOWEST, LENGTH, ROTATE, WHOSE, D, WIDTH, ROWS, num_warps)  # fmt: skip
         else:
             _columns(V, V8, V_scales, Largest, (v_b, v_h, v_n, v_d), block, k_blocks, head - k_heads, h_kv_len, k_len,
                      groups, LEAST, TOP, WHOSE, GROUP, D_V, WIDTH_V, ROWS, num_warps)  # fmt: skip
@@ -286,7 +286,7 @@ def on_gpu(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> list[tuple[
     scales = [q.new_empty((b, heads, count if own else 1), dtype=torch.float32) for heads, count in counts]
     largest = q.new_zeros(0 if own else b * (h + 2 * h_kv) if per_head else 3, dtype=torch.float32)
     warps = min(MOST_WARPS, max(LEAST_WARPS, rows * widest // ELEMENTS_OF_WARP))
-    few = warps <= WARPS_OF_THREE and q.element_size() == 2
+    few = warps == WARPS_OF_THREE and q.element_size() == 2
     programs = b * (h * blocks + 2 * h_kv * kv_blocks)
     for whose in (OWN,) if own else (LARGEST_ONLY, GIVEN):
         if programs:
