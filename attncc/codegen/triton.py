@@ -136,8 +136,7 @@ class KernelView:
     tolerance: str  # of the output's relative error
     helpers: frozenset[str] = field(default_factory=frozenset)
     element: str = ""  # of q, k and v, as Triton and PyTorch call it
-    widened: str = ""  # behind a tile of K or V, which are of 8 bits in memory
-    kept: str = ""  # what they are there, as PyTorch calls it
+    kept: str = ""  # what K and V are in memory where a tile converts them, as PyTorch calls it
     dtype_pair: str = ""  # two of them, as PTX calls them
     logistic: str = ""  # of sigmoids that a kernel makes itself: what their exponents have beside the score
     hopper: HopperView | None = None
@@ -145,6 +144,11 @@ class KernelView:
     natural: str = ""  # what the maximum of a row is multiplied by
     kernels: tuple[KernelView, ...] = ()  # of an algorithm of several: this is of the file then
     stage: str = ""  # which of them
+
+    @property
+    def widened(self) -> str:
+        """Behind a tile of K or V."""
+        return f".to(tl.{self.element})" if self.kept else ""
 
 
 def render(
@@ -251,7 +255,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     return KernelView(
         kernel=kernel, banner=tuple(banner), docstring=launch.docstring(spec, plan, rule.has_lse),
         softmax=policy(rule), has_lse=rule.statistic, kv=plan.loads, seq="ragged" if spec.ragged else "fixed",
-        align=spec.align, together=plan.together,
+        align=spec.align, together=plan.together, kept=TORCH_TYPES.get(plan.kept, ""),
         other_file=launch.file_name(spec.name, replace(plan, any_stride=True)),
         signature=launch.signature_lines(args), jit_options=launch.jit_options(args), general=launch.general(args),
         forward_arguments=launch.forward_arguments(spec, names),
@@ -275,7 +279,6 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
         reference=plan.reference, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", dtype_pair=f"{plan.dtype}x2",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype], reports=spec.reports,
-        widened=f".to(tl.{TORCH_TYPES[plan.dtype]})" if plan.kept else "", kept=TORCH_TYPES.get(plan.kept, ""),
         natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "", logistic=offset.name,
     )  # fmt: skip
 

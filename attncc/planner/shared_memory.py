@@ -99,14 +99,13 @@ Tiles = Callable[[KernelPlan, Target], Parts]
 
 
 def parts(plan: KernelPlan, target: Target) -> Parts:
-    size = ELEMENT_BYTES[plan.dtype]
+    size, stored = ELEMENT_BYTES[plan.dtype], ELEMENT_BYTES[plan.kept or plan.dtype]
     d, dv = padded(plan.head_dim), padded(plan.head_dim_v)
     piece, piece_v = pieces(plan.head_dim)[0], pieces(plan.head_dim_v)[0]
     pairs = plan.tile_q * plan.tile_k
     unit = matrix_unit(plan, target)
     aligned = alignment(plan) if unit in ("wgmma", "tcgen05") else 1
     column, out_piece = plan.tile_k * size, plan.tile_q * piece_v * size
-    stored = plan.tile_k * ELEMENT_BYTES[plan.kept or plan.dtype]  # of a column as it comes
     if unit == "fma":
         out_piece = min(out_piece, STORED * plan.warps * target.warp_size)
     if unit in ("wgmma", "mma") and size < WORD and triton_release() >= IN_HALVES:
@@ -118,7 +117,7 @@ def parts(plan: KernelPlan, target: Target) -> Parts:
         query=plan.tile_q * d * size, key=plan.tile_k * d * size, value=plan.tile_k * dv * size,
         weights=pairs * size, query_piece=plan.tile_q * piece * size,
         key_piece=plan.tile_k * piece * size, value_piece=plan.tile_k * piece_v * size,
-        key_ahead=stored * sum(key_ahead), value_ahead=stored * sum(value_ahead),
+        key_ahead=plan.tile_k * stored * sum(key_ahead), value_ahead=plan.tile_k * stored * sum(value_ahead),
         key_late=column * max(key_late, default=0), value_late=column * max(value_late, default=0),
         out_piece=out_piece,
         ahead=pairs * ahead_bytes(plan), key_operand=-(-plan.tile_k * plan.key_bytes // aligned) * aligned,
@@ -320,9 +319,10 @@ def split(plan: KernelPlan, head_dim: int, target: Target) -> tuple[tuple[int, .
     return ahead, whole[len(ahead) :]
 
 
-def _loop(buffers: int, kept: Phase, second: Phase | None = None, late: str = "late") -> tuple[Phase, ...]:
+def _loop(plan: KernelPlan, buffers: int, kept: Phase, second: Phase | None = None) -> tuple[Phase, ...]:
     """The loop as such, and at its two products, `second` with the second one: what of K and V runs ahead in `buffers`
-    tiles, the rest a piece at a time at its product; `late` is "piece" where every piece is converted there."""
+    tiles, the rest a piece at a time at its product, and so does every piece that is converted."""
+    late = "piece" if plan.kept else "late"
     base = {**kept, "key_ahead": buffers, "value_ahead": buffers}
     return base, {**base, f"key_{late}": 1}, {**base, f"value_{late}": 1, **(second or {})}
 
@@ -330,13 +330,10 @@ def _loop(buffers: int, kept: Phase, second: Phase | None = None, late: str = "l
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
     replaced, go back from registers, so that a stage less of them waits; so does all that is converted."""
-    by_tma = plan.loads == "descriptor" and plan.stages > 1
-    buffers = latency(plan, target)
-    beside = {"query": 1, "bytes": BARRIERS + alignment(plan) if by_tma else 0}
-    if plan.kept:
-        return _loop(buffers, beside, late="piece")
-    loop = _loop(buffers + 1, beside)
-    if not (by_tma and plan.key_mask):
+    by_tma, buffers = plan.loads == "descriptor" and plan.stages > 1, latency(plan, target)
+    barriers = BARRIERS + alignment(plan) if by_tma else 0
+    loop = _loop(plan, buffers + (not plan.kept), {"query": 1, "bytes": barriers})
+    if plan.kept or not (by_tma and plan.key_mask):
         return loop
     return tuple({**moment, "value_ahead": buffers, "value_piece": 1} for moment in loop)
 
@@ -348,11 +345,9 @@ def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     grouped = plan.warps > 4  # groups share out columns: a row's sums pass between them
     sums = BARRIERS + (ALIGNMENT if grouped else alignment(plan))
     sums = -(-sums // ALIGNMENT) * ALIGNMENT if plan.reference == "threshold" and grouped else sums
-    buffers, kept = latency(plan, target), {"query": 1, "bytes": sums}
-    base, *late = _loop(buffers, kept, late="piece") if plan.kept else _loop(buffers + 1, kept)
-    if plan.stages == 1:
-        return (*late, base)
-    return ({**base, **({"key_piece": 1, "value_piece": 1} if plan.kept else {"key_late": 1, "value_late": 2})},)
+    base, *late = _loop(plan, latency(plan, target) + (not plan.kept), {"query": 1, "bytes": sums})
+    both = {"key_piece": 1, "value_piece": 1} if plan.kept else {"key_late": 1, "value_late": 2}
+    return (*late, base) if plan.stages == 1 else ({**base, **both},)
 
 
 def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -364,7 +359,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     across = 16 * plan.warps // plan.tile_q  # warps that share a row
     aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
     kept = {"query": 1, "bytes": aside}
-    base, first, second = _loop(latency(plan, target), kept, {"weights": weights, **replaced})
+    base, first, second = _loop(plan, latency(plan, target), kept, {"weights": weights, **replaced})
     summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
     return base, first, second, summed
 
@@ -372,8 +367,7 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _fma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """As mma, P always through shared memory, and 4 bytes a row for sums across warps, as many as share out columns."""
     across = plan.warps if plan.narrow_bytes else min(plan.warps, max(1, plan.tile_k // (2 * target.warp_size)))
-    beside = {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across}
-    return _loop(latency(plan, target), beside, late="piece" if plan.kept else "late")
+    return _loop(plan, latency(plan, target), {"query": 1, "weights": 1, "bytes": 4 * plan.tile_q * across})
 
 
 def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
@@ -385,10 +379,8 @@ def _mfma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
         tiles = parts(plan, target)
         padding = plan.stages * (tiles.key + tiles.value) // PADDING
         return ({"key": plan.stages, "value": plan.stages, "weights": weights, "bytes": padding},)
-    base, *late = _loop(plan.stages - 1, {}, late="piece" if plan.kept else "late")
-    if plan.kept:
-        return base, *late, {**base, "weights": weights}
-    if plan.stages > 1 and target.caps.has_async_copy:  # what is loaded late stays, too
+    base, *late = _loop(plan, plan.stages - 1, {})
+    if plan.stages > 1 and target.caps.has_async_copy and not plan.kept:  # what is loaded late stays, too
         return ({**base, "key_late": 1, "value_late": 1, "weights": weights},)
     return base, *late, {**base, "weights": weights}
 

@@ -234,10 +234,7 @@ class Attention:
             self._check_layout()
         if validate:
             raise ValueError("validate=True reads tensors, which a graph or a dispatch mode may not have yet")
-        if torch.is_grad_enabled():
-            autograd.refuse_ungiven(self.spec, autograd.requiring(given))
-            if q.requires_grad or autograd.requiring(given):
-                autograd.refuse_kept(self.spec)
+        autograd.refuse(self.spec, q, given)
         if self.spec.dropout is not None and given.get("seed") is None:
             given = {**given, "seed": torch.randint(dropout.SEEDS - 1, (), dtype=torch.int64, device="cpu")}
         return operator.call(self, q, k, v, derivatives.asking(given, deterministic), text)

@@ -138,6 +138,15 @@ def refuse_kept(spec: AttentionSpec) -> None:
                        "beside a q of floats are not built yet")  # fmt: skip
 
 
+def refuse(spec: AttentionSpec, q: Tensor, given: Mapping[str, Any]) -> None:
+    """Whatever derivative of a call is asked for and has no way."""
+    if torch.is_grad_enabled():
+        learned = requiring(given)
+        refuse_ungiven(spec, learned)
+        if learned or q.requires_grad:
+            refuse_kept(spec)
+
+
 def requiring(given: Mapping[str, Any]) -> list[str]:
     """Names of the parameters that require a gradient."""
     return [n for n, x in given.items() if isinstance(x, Tensor) and x.requires_grad]
