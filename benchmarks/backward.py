@@ -7,7 +7,8 @@
 For each row the gradients of one head are checked against float64, then all are timed in turns with CUDA events through
 autograd, the forward pass left out; the median of the rounds counts. TFLOP/s are over the pairs that the mask keeps:
 10 * pairs * heads * head size / time, which is 2.5 times the forward pass. `same` tells in how many of 20 further runs
-every gradient had equal bits. Memory is the peak of a forward and a backward pass at 65536 rows beyond inputs, output
+every gradient had equal bits; where it was not in all, the pass that calls ask for with `deterministic` is timed too.
+Memory is the peak of a forward and a backward pass at 65536 rows beyond inputs, output
 and gradients, in bytes for each batch entry, head and row.
 """
 
@@ -125,10 +126,12 @@ def tensors(row: Row) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [x.requires_grad_() for x in inputs], d_out
 
 
-def ours(row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, algorithm: str | None = None) -> Callable[[], Any]:
+def ours(
+    row: Row, inputs: list[torch.Tensor], d_out: torch.Tensor, algorithm: str | None = None, equal_bits: bool = False
+) -> Callable[[], Any]:
     attn = forward.compiled(row.spec, algorithm)
     learned = [x for x in row.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-    return pass_of(lambda: attn(*inputs, **row.params), [*inputs, *learned], d_out)
+    return pass_of(lambda: attn(*inputs, **row.params, deterministic=equal_bits), [*inputs, *learned], d_out)
 
 
 def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]:
@@ -138,9 +141,14 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
     found = mine()
     with turns.GPU:
         off = error(row, q.detach(), k.detach(), v.detach(), d_out, found)
-        same = sum(all(map(torch.equal, found, mine())) for _ in range(RUNS))
+        same = equal_runs(mine)
         flops = 10 * forward.kept_pairs(row) * row.batch * row.heads * row.head_dim
-    calls = {"attncc": mine, **rivals(row, inputs, d_out, flex)}
+    calls = {"attncc": mine}
+    if same < RUNS:
+        calls["deterministic"] = ours(row, inputs, d_out, algorithm, equal_bits=True)
+        with turns.GPU:
+            assert equal_runs(calls["deterministic"]) == RUNS, f"{row.name} is not deterministic where it was asked for"
+    calls |= rivals(row, inputs, d_out, flex)
     with turns.GPU:
         ms = forward.timed(calls)
     return {
@@ -148,6 +156,12 @@ def measure(row: Row, flex: str, algorithm: str | None = None) -> dict[str, Any]
         "ms": {n: round(t, 4) for n, t in ms.items()},
         "tflops": {n: round(flops / t / 1e9, 1) for n, t in ms.items()},
     }  # fmt: skip
+
+
+def equal_runs(call: Callable[[], Any]) -> int:
+    """In how many of RUNS further ones every gradient has equal bits."""
+    found = call()
+    return sum(all(map(torch.equal, found, call())) for _ in range(RUNS))
 
 
 def memory(algorithm: str | None) -> float:
