@@ -154,6 +154,8 @@ def test_sums_of_many_heads(form):
         with poisoned():
             summed, *others, _ = attention.gradients(ready, call, {}, False)
             apart, *same, _ = attention.gradients(ready, call, {}, True)
-        assert all(map(torch.equal, others, same))
-        for x, want in zip(summed.flatten(0, 1), apart.flatten(0, 1), strict=True):
-            assert (x.float() - want.float()).norm() <= 5e-3 * want.float().norm()
+        if d == 128:  # narrower ones begin their products from zero where dQ is made apart
+            assert all(map(torch.equal, others, same))
+        for found, other in zip((summed, *others), (apart, *same), strict=True):
+            for x, want in zip(found.flatten(0, 1), other.flatten(0, 1), strict=True):
+                assert (x.float() - want.float()).norm() <= 5e-3 * want.float().norm()
