@@ -67,7 +67,7 @@ def survivors(seed: int, p: float, b: Tensor, h: Tensor, row: Tensor, k: Tensor)
     counter = k // 64 * 8 + k // 2 % 4 * 2 + k // 32 % 2
     words = torch.stack(torch.broadcast_tensors(*philox(seed, counter, row, h, b)), -1)
     word = words.gather(-1, (k // 8 % 4).expand(words.shape[:-1])[..., None])[..., 0]
-    return (word >> (k % 2 * 16)) % 32768 >= int(torch.tensor(p, dtype=torch.float32) * 32768.0 + 0.5)
+    return (word >> (k % 2 * 16)) % 32768 >= int(torch.tensor(p, dtype=torch.float32, device="cpu") * 32768.0 + 0.5)
 
 
 def philox(

@@ -90,7 +90,7 @@ def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
     else:
         found = table[tuple(safe)]
     found = found.to(DTYPES[e.type])
-    return torch.where(inside, found, torch.zeros((), dtype=found.dtype))
+    return torch.where(inside, found, torch.zeros((), dtype=found.dtype, device=found.device))
 
 
 def _floor_divide(x: Tensor, y: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def weighed(spec: AttentionSpec, p: Tensor, keep: Tensor, env: Env, params: Mapp
         p = torch.where(keep, p * evaluate(spec.weight, env), 0.0)
     if spec.dropout is not None:
         q = float(evaluate(spec.dropout, env))
-        at = (torch.as_tensor(env.values[name]) for name in ("b", "h", "row", "k"))
+        at = (torch.as_tensor(env.values[name], device=env.device) for name in ("b", "h", "row", "k"))
         p = torch.where(survivors(params["seed"], q, *at), p / (1 - q), 0.0)
     return p
 

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 import attncc
+from attncc.ir import Shape
 from attncc.runtime import tune
+from attncc.runtime.draw import Draw
+from attncc.runtime.gradients import gradients
 from attncc.runtime.quantise import rotation_parts
+from attncc.runtime.reference import reference
 
 BITS = "attention a(t: f32[h, far] grad, m: bit[b, k], w: int = 9"
 DOC = "mask doc[b, q] == doc[b, k] score where(k < floor(3.5), s, s + t[h])"
@@ -54,6 +58,21 @@ def test_results_are_those_of_the_usual_default(name):
         found = results(name)
     rotation_parts.cache_clear()
     assert all(map(torch.equal, found, results(name)))
+
+
+@pytest.mark.parametrize("name", ["dropout", "rows", "summaries", "sparse"])
+def test_references_lie_where_the_tensors_lie(name):
+    """A search draws its calls on the CPU, and works out what is right where they run."""
+    spec, shape = attncc.compile(TEXTS[name]).spec, Shape(1, 2, 2, 20, 20, 16, 16, "f32")
+    draw = Draw(spec, 0, {})
+    with torch.device("cpu"):
+        call, params = draw.inputs(shape, "f32", "contiguous", "cpu"), draw.params(shape, "cpu")
+        out, lse = reference(spec, *call, params)
+        ones = torch.ones_like(out), torch.ones_like(lse)
+        right = lambda: (*reference(spec, *call, params), *gradients(spec, *call, params, *ones).values.values())
+        want = right()
+    with torch.device("meta"):
+        assert all(map(torch.equal, right(), want))
 
 
 def test_a_graph():
