@@ -222,10 +222,12 @@ def faults(plan: KernelPlan, target: Target) -> Iterator[tuple[str, int | str, i
 
 
 def shared_bytes(plan: KernelPlan, target: Target, tiles_of: Tiles = parts) -> int:
-    """Q and K and V in all their buffers, the output of 8-bit inputs, and the barriers."""
+    """Q and K and V in all their buffers, the output of 8-bit inputs, what two tiles of rows judge of themselves, and
+    the barriers."""
     tiles = tiles_of(plan, target)
     results = tiles.out * ELEMENT_BYTES["bf16"] + UNITS * plan.tile_k if plan.scales else 0
-    return plan.queries * tiles.query + plan.stages * (tiles.key + tiles.value) + results + ALIGNMENT
+    verdicts = 2 * plan.tile_q if plan.reference != "running" else 0
+    return plan.queries * tiles.query + plan.stages * (tiles.key + tiles.value) + results + verdicts + ALIGNMENT
 
 
 def blocks(plan: KernelPlan) -> int:
