@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attncc.codegen.naming import Names, read_name
 from attncc.codegen.passes import banded, cheaper, fold
@@ -23,11 +23,14 @@ from attncc.ir import (
     children,
     conjuncts,
     names,
+    rewrite,
     walk,
 )
 
 EXTENTS = {"b": "b_len", "h": "h_len", "h_kv": "(h_len // group)", "row": "q_len", "k": "k_len"}
 STARTS = {"row": "q_start", "k": "k_start"}  # of packed sequences
+TILE = Var("_tile", "int")  # the number of the tile of keys
+LEVELS = {**{name: unit for name, (_, unit) in BUILTINS.items()}, TILE.name: "key"}
 IN_BOUNDS = ("b", "h", "h_kv")  # axes that their own index cannot leave
 NARROW = {"f16": "float32", "bf16": "float32", "i8": "int32", "i16": "int32", "u8": "int32"}
 WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "int64")}
@@ -35,7 +38,7 @@ WIDE = {**NARROW, **dict.fromkeys(("i8", "i16", "u8", "i32"), "int64")}
 
 def level(e: Expr) -> str:
     """program | row | key | pair: the coarsest unit on which `e` is one value."""
-    found = {BUILTINS[n][1] for n in names(e) if n in BUILTINS} - {"program"}
+    found = {LEVELS[n] for n in names(e) if n in LEVELS} - {"program"}
     return "pair" if len(found) > 1 or "pair" in found else found.pop() if found else "program"
 
 
@@ -50,6 +53,7 @@ class Lowering:
     tables: Tables
     int_bits: int
     language: str = "tl"  # of the kernel: tl is Triton, gl Gluon
+    tiles: int = 0  # of keys that share a scale of 8-bit k and v
     lines: dict[str, list[str]] = field(default_factory=lambda: {"program": [], "row": [], "key": [], "pair": []})
     printer: Printer = field(init=False)
 
@@ -87,13 +91,19 @@ class Lowering:
 
     def text(self, e: Expr, binds: int = 0) -> str:
         """Print `e`, after the statements that its loads and the let names in it need."""
-        e = fold(e)
+        e = rewrite(fold(e), self._by_tile) if self.tiles else fold(e)
         if self.language == "gl":
             e = cheaper(e, lambda divisor: level(divisor) == "program")
         for name, value in self.spec.lets:
             self._bind_let(name, fold(value), e)
         self._place_reads(e)
         return self.printer(e, binds)
+
+    def _by_tile(self, e: Expr) -> Expr | None:
+        """A scale as one number for all keys of a tile."""
+        if not isinstance(e, Read) or e.tensor not in ("k_scales", "v_scales"):
+            return None
+        return replace(e, indices=(*e.indices[:-1], Op("//", (TILE, Const(self.tiles)), "int")))
 
     def take(self, where: str) -> tuple[str, ...]:
         """The statements collected for a level since the last call."""

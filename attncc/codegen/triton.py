@@ -21,7 +21,7 @@ from attncc.codegen.hopper import HopperView, hopper_view, reached, seen_keys, t
 from attncc.codegen.ladder import fa1_view, standard_view
 from attncc.codegen.layout import provenance
 from attncc.codegen.loops import VisitsView, first_tile, visits_view
-from attncc.codegen.lower import Lowering, conjoin, level, score_text
+from attncc.codegen.lower import TILE, Lowering, conjoin, level, score_text
 from attncc.codegen.naming import Names, parameter_names, reserved
 from attncc.codegen.parts import Part, split
 from attncc.codegen.prepass import TablesView, tables_view
@@ -295,7 +295,10 @@ def _lowering(
 ) -> Lowering:
     """For one function of the file, in which nothing is taken yet but the file's own names."""
     known = Names(reserved() | {*names.values(), kernel})
-    return Lowering(spec, dict(names), known, partial(nonnegative, spec=spec), tables, plan.int_bits, language)
+    size = spec.scale_blocks[1] if spec.scale_blocks is not None else 0
+    tiles = size // plan.tile_k if size % plan.tile_k == 0 else 0
+    spelled = {**names, TILE.name: "tile"}
+    return Lowering(spec, spelled, known, partial(nonnegative, spec=spec), tables, plan.int_bits, language, tiles)
 
 
 def _scores(

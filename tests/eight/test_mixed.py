@@ -51,7 +51,12 @@ def test_the_text_comes_back(precision, body):
 @pytest.mark.parametrize("device", ["cpu", "interpreter"])
 @pytest.mark.parametrize(
     ("precision", "layout"),
-    [("f32, f8e4m3 scales per_block(16)", ""), ("f16, f8e4m3 scales per_head", "layout { q ragged  kv ragged }")],
+    [
+        ("f32, f8e4m3 scales per_block(16)", ""),
+        ("f16, f8e4m3 scales per_head", "layout { q ragged  kv ragged }"),
+        ("f32, f8e4m3 scales per_block(128)", ""),
+        ("f32, f8e4m3 scales per_block(64)", "layout { q ragged  kv ragged }"),
+    ],
 )
 def test_numbers(device, precision, layout):
     report = check(frontend.parse(text(precision, layout=layout)).spec, device, shapes=SHAPES, seeds=(0,))
