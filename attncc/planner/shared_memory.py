@@ -354,12 +354,12 @@ def _mma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """One stage of K and V is in registers. P passes through shared memory where the warps share out the columns:
     Triton does so where the last piece of the output is wider than the tile has rows. So do values that came by TMA,
     where some of them are replaced."""
-    weights = int(plan.tile_q < pieces(plan.head_dim_v)[-1])
-    replaced = {"value_piece": 1} if plan.key_mask and plan.loads == "descriptor" and plan.stages > 1 else {}
+    weights, by_tma = int(plan.tile_q < pieces(plan.head_dim_v)[-1]), plan.loads == "descriptor" and plan.stages > 1
+    replaced = {"value_piece": 1} if plan.key_mask and by_tma else {}
     across = 16 * plan.warps // plan.tile_q  # warps that share a row
-    aside = BARRIERS if plan.key_mask or (plan.loads == "descriptor" and plan.stages > 1) else 0
-    kept = {"query": 1, "bytes": aside}
-    base, first, second = _loop(plan, latency(plan, target), kept, {"weights": weights, **replaced})
+    kept = {"query": 1, "bytes": BARRIERS if plan.key_mask or by_tma else 0}
+    in_registers = replace(plan, kept="")  # what is converted
+    base, first, second = _loop(in_registers, latency(plan, target), kept, {"weights": weights, **replaced})
     summed = {**base, "bytes": base["bytes"] + (4 * plan.tile_q * across if across > 2 else 0)}
     return base, first, second, summed
 
