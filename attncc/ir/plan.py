@@ -94,6 +94,9 @@ class KernelPlan:
     # fa3, backward. added: dQ is added up in memory as it comes; turns: in sums that heads may use one after another
     # and that stay in L2; apart: a kernel of its own makes it
     sums: str = ""
+    # backward: of gradients that differ from pair to pair. own: a cell for each pair; shared: such cells, of several
+    # batch entries or heads; table: any other entry; alike: of which a whole tile may hit one
+    grads: tuple[str, ...] = ()
     dkdv: PassPlan | None = None  # and these those of dK and dV
     dv: PassPlan | None = None  # of dV alone, where registers have no room for both: `dkdv` makes dK then
 

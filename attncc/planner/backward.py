@@ -1,21 +1,21 @@
 """The plan of the backward pass: for each of its kernels a short list of schedules for each matrix unit.
 
 The kernel of dQ keeps tile_q rows of Q and d_out and streams tile_k keys; that of dK and dV keeps tile_k keys of K and
-V and streams tile_q rows. Shared memory was read off what Triton 3.7.1 allocates; the estimate is never below it, and
-tests/compile/test_backward.py compares them.
+V and streams tile_q rows. backward_memory.py foretells their shared memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape, names
+from attncc.ir import AttentionSpec, KernelPlan, Op, PassPlan, Shape, Var, names, walk
 from attncc.planner import hopper_backward
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.legality import violations
-from attncc.planner.operands import WORD, has_key_mask, operands
+from attncc.planner.operands import KEYS, ROWS, WORD, has_key_mask, operands
 from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
 from attncc.targets import Target
 
@@ -60,7 +60,9 @@ APART = ("dq", "dv", "dkdv")  # with dV by itself, the last makes dK alone
 TOGETHER = 128  # columns of a head up to which registers have room for dK and dV of a tile
 WALKED = 8 * 2**20  # bytes that programs side by side walk over: a sixth of a Hopper's L2, of which some is used twice
 PROGRAMS = 256  # that fill a GPU: the longest of them first, they end together
+CLAMPS = ("min", "max", "where")  # that can make an index the same over a tile
 PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
+WIDE_PAIRS = 16  # the same beside a sum of a head wider than TOGETHER, of p, and of dp in kernels that make it
 
 
 def choose_backward(
@@ -114,7 +116,7 @@ def _first(spec: AttentionSpec, plan: KernelPlan, target: Target, which: str, re
         for s in _schedules(plan, target, which)
         if _width(plan) <= s.head_dim and (_of_s_alone(spec, which) or not s.max_registers)
     ]
-    most = _pairs_of_a_thread(spec, loads, which)
+    most = _pairs_of_a_thread(spec, loads, which, _width(plan) > TOGETHER)
     fitting.sort(key=lambda s: s.outer * s.inner > most * s.warps * target.warp_size)  # keeps the order otherwise
     for s in fitting:
         made = _with(plan, s, which, loads)
@@ -133,7 +135,7 @@ def _with(plan: KernelPlan, s: Schedule, which: str, loads: str) -> KernelPlan:
     return replace(plan, dv=own) if which == "dv" else replace(plan, dkdv=own)
 
 
-def _pairs_of_a_thread(spec: AttentionSpec, loads: str, which: str) -> int:
+def _pairs_of_a_thread(spec: AttentionSpec, loads: str, which: str, wide: bool) -> int:
     """How many pairs a thread can hold: those for which a tensor is read take addresses and values too."""
     read = operands(spec)
     if loads == "pointer":
@@ -141,7 +143,7 @@ def _pairs_of_a_thread(spec: AttentionSpec, loads: str, which: str) -> int:
     if read.pair or read.bits:
         return PAIRS["pair"]
     if read.gather or read.chain:
-        return PAIRS["gather"]
+        return PAIRS["gather"] if not wide else WIDE_PAIRS // (1 if which == "dv" else 2)
     return 64 if _of_s_alone(spec, which) else PAIRS["positions"]
 
 
@@ -182,8 +184,31 @@ def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
     return KernelPlan(
         target="", algorithm="fa2", loop="q_outer", tile_q=0, tile_k=0, stages=0, warps=0, head_dim=shape.head_dim,
         head_dim_v=shape.head_dim_v, dtype=spec.precision.inputs or shape.dtype, products=spec.precision.products,
-        int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=max(read.key, read.row),
-        gather_bytes=max(WORD if read.gather else 0, read.chain - WORD), dropout=spec.dropout is not None,
+        int_bits=int_bits, pair_bytes=read.pair, pair_bits=read.bits, key_bytes=read.key,
+        row_bytes=read.row + WORD * bool(spec.reports),  # beside lse and delta, what entropy asks for
+        gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, level_widths=read.widths,
+        narrow_bytes=read.narrow, narrow_key_bytes=read.narrow_keys, index_bytes=read.index, flag_bytes=read.flags,
+        reads_down=read.down, grads=tuple(sorted(set(_grads(spec)))), dropout=spec.dropout is not None,
         direction="backward", key_mask=has_key_mask(spec),
         layout="ragged" if spec.ragged else "dense",
     )  # fmt: skip
+
+
+def _grads(spec: AttentionSpec) -> Iterator[str]:
+    """Of KernelPlan."""
+    grad = {p.name for p in spec.params if p.grad}
+    expressions = (*spec.scores, *((spec.weight,) if spec.weight is not None else ()))
+    for node in (n for e in expressions for n in walk(e)):
+        if not grad & {getattr(node, "tensor", None), getattr(node, "name", None)}:
+            continue
+        plain = {i.name for i in getattr(node, "indices", ()) if isinstance(i, Var)}
+        if not names(node) & KEYS:
+            yield "row"
+        elif not names(node) & ROWS:
+            yield "key"
+        elif plain & ROWS and plain & KEYS:
+            yield "own" if "b" in plain and plain & {"h", "h_kv"} else "shared"
+        else:
+            yield "table"
+            if any(isinstance(n, Op) and n.op in CLAMPS for n in walk(node)):
+                yield "alike"

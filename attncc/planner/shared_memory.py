@@ -182,8 +182,16 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
         narrow = WORD
     if unit in ("fma", "mfma") or triton_release() < IN_HALVES:
         return max(narrow, index)
-    wide = plan.tile_k == pieces(plan.head_dim_v)[0] if unit != "tcgen05" else _as_piece(plan)
-    return max(narrow / 2 if wide and narrow >= WORD else narrow, _index_at_once(plan, target, index))
+    at_once = narrow / _parts(plan, target) if narrow >= WORD else narrow
+    return max(at_once, _index_at_once(plan, target, index))
+
+
+def _parts(plan: KernelPlan, target: Target) -> int:
+    """In how many parts what is read passes to or from the layout of the scores: for each of the neighbours that a
+    thread has in both, of which tcgen05's accumulators have whole rows."""
+    if matrix_unit(plan, target) != "tcgen05":
+        return 2 if plan.tile_k == pieces(plan.head_dim_v)[0] else 1
+    return min(VECTOR, plan.tile_q * plan.tile_k // (plan.warps * target.warp_size)) if _as_piece(plan) else 1
 
 
 def _as_piece(plan: KernelPlan) -> bool:

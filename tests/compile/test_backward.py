@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ import triton
 from attncc.analysis import kernel_visits
 from attncc.codegen import render_backward
 from attncc.frontend import parse
-from attncc.ir import AttentionSpec, Shape
+from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import choose_backward
 from attncc.planner.shared_memory import matrix_unit
+from attncc.runtime.compile import Resources
 from attncc.runtime.compile_backward import compile_backward
 from attncc.targets import target
+from tests.compile.random_specs import random_calls
 
 PINNED = "3.7.1"  # the version whose spills are known
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -43,11 +47,19 @@ def compiled(folder: Path, spec: AttentionSpec, shape: Shape, name: str):
     return plan, compile_backward(source, spec, *visits, plan)
 
 
+def fits(plan: KernelPlan, found: Sequence[Resources]) -> None:
+    most = max(kernel.shared_bytes for kernel in found)
+    assert most <= plan.shared_bytes, plan
+    if triton.__version__ == PINNED:
+        assert plan.shared_bytes <= 1.10 * most, plan
+
+
 def check(folder: Path, name: str, d: int, dv: int, dtype: str) -> None:
     plan, found = compiled(folder, CAUSAL, Shape(head_dim=d, head_dim_v=dv, dtype=dtype), name)
     unit = matrix_unit(plan, target(name))
+    fits(plan, found)
     for kernel in found[1:]:
-        assert kernel.shared_bytes <= plan.shared_bytes <= target(name).shared_bytes, kernel
+        assert plan.shared_bytes <= target(name).shared_bytes, kernel
         assert unit == "fma" or unit in kernel.instructions
         if triton.__version__ == PINNED:
             assert kernel.spills <= most_spills(max(d, dv)), kernel
@@ -67,25 +79,33 @@ def test_every_size_compiles_without_spills(tmp_path, name, d, dv, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda p: p.stem)
-def test_the_library_fits_the_prediction(tmp_path, path, name):
+def test_the_library_fits_the_prediction(tmp_path, path, name, d):
     spec = parse(path.read_text(), path.name).spec.bind({})
-    plan, found = compiled(tmp_path, spec, Shape(head_dim=64, head_dim_v=64), name)
-    assert max(k.shared_bytes for k in found) <= plan.shared_bytes
+    fits(*compiled(tmp_path, spec, Shape(head_dim=d, head_dim_v=d), name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 204))
+def test_no_random_spec_takes_more_than_was_predicted(tmp_path, seed):
+    for text, dtype, d, dv, _, name in islice(random_calls(seed), 15):
+        plan, found = compiled(tmp_path, parse(text).spec, Shape(head_dim=d, head_dim_v=dv, dtype=dtype), name)
+        assert max(k.shared_bytes for k in found) <= plan.shared_bytes, (text, plan)
 
 
 @pytest.mark.parametrize(
     ("text", "d", "dv", "name"),
     [
+        ("mask k < 100", 40, 32, "gfx942"),  # p is there beside the first piece of keys
         ("mask k < 100", 96, 96, "sm_80"),  # keys that nobody sees are replaced in registers
         ("score where(t[h, row, k] > 0, s, s - 1.0)", 40, 128, "sm_100"),  # scores pass to the layout of what they read
     ],
 )
 def test_masked_keys_and_narrow_pairs_are_in_the_prediction(tmp_path, text, d, dv, name):
     spec = parse(f"attention drawn(t: i16[h, row, k]) {{ {text} }}").spec
-    plan, found = compiled(tmp_path, spec, Shape(head_dim=d, head_dim_v=dv, dtype="f16"), name)
-    assert max(k.shared_bytes for k in found) <= plan.shared_bytes
+    fits(*compiled(tmp_path, spec, Shape(head_dim=d, head_dim_v=dv, dtype="f16"), name))
 
 
 @pytest.mark.parametrize("score", ["t[h] * q", "0.5", "floor(s)"])
@@ -103,6 +123,7 @@ def test_scores_without_a_slope_compile(tmp_path, score):
     ids=["entropy", "cells"],
 )
 def test_what_the_interpreter_does_not_check_of_types(tmp_path, text):
-    _, kernels = compiled(tmp_path, parse(text).spec, Shape(2, 4, 4, 512, 512, 64, 64, "bf16"), "sm_90")
+    plan, kernels = compiled(tmp_path, parse(text).spec, Shape(2, 4, 4, 512, 512, 64, 64, "bf16"), "sm_90")
+    fits(plan, kernels)
     for found in kernels:
         assert found.registers

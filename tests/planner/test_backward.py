@@ -51,7 +51,7 @@ def test_a_plan_depends_on_head_sizes_and_dtype_alone():
 def test_a_bias_for_each_pair_takes_smaller_tiles():
     plain, biased = (choose_backward(s, Shape(), target("sm_90"), algorithm="fa2") for s in (CAUSAL, BIAS))
     assert biased.tile_q * biased.tile_k < plain.tile_q * plain.tile_k
-    assert fa2_backward(biased, target("sm_90")) > fa2_backward(replace(biased, pair_bytes=0), target("sm_90"))
+    assert fa2_backward(biased, target("sm_90")) > fa2_backward(replace(biased, levels=()), target("sm_90"))
 
 
 def test_what_does_not_fit_is_said():
