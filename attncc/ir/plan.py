@@ -77,6 +77,7 @@ class KernelPlan:
     flag_bytes: int = 0  # of levels[0]: bits, and what is compared alone
     least_bytes: int = 0  # of the narrowest tensor that scores and masks read
     reads_down: bool = False  # what scores and masks read for each pair lies side by side from row to row, all of it
+    reads_along: bool = False  # or from key to key, some of it: down the tiles of the backward pass's kernels over keys
     mask_levels: int = 0  # at which the part of the mask reads that keys alone decide, wide enough to be loaded ahead
     key_mask: bool = False  # keys alone decide a part of the mask: values that nobody sees are replaced
     dropout: bool = False  # a step draws bits for each pair

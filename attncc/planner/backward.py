@@ -188,8 +188,8 @@ def _base(spec: AttentionSpec, shape: Shape, int_bits: int) -> KernelPlan:
         row_bytes=read.row + WORD * bool(spec.reports),  # beside lse and delta, what entropy asks for
         gather_bytes=read.gather, chain_bytes=read.chain, levels=read.levels, level_widths=read.widths,
         narrow_bytes=read.narrow, narrow_key_bytes=read.narrow_keys, index_bytes=read.index, flag_bytes=read.flags,
-        reads_down=read.down, grads=tuple(sorted(set(_grads(spec)))), dropout=spec.dropout is not None,
-        direction="backward", key_mask=has_key_mask(spec),
+        reads_down=read.down, reads_along=read.along, grads=tuple(sorted(set(_grads(spec)))),
+        dropout=spec.dropout is not None, direction="backward", key_mask=has_key_mask(spec),
         layout="ragged" if spec.ragged else "dense",
     )  # fmt: skip
 

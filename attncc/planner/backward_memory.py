@@ -41,7 +41,7 @@ class _Step:
     base: int  # what is there all the time: what the program keeps, and what runs ahead
     first: tuple[int, ...]
     second: tuple[int, ...]
-    replaced: tuple[int, int]  # keys that ran ahead and go back, some of them replaced; a piece of such values
+    replaced: tuple[int, int]  # keys that ran ahead and go back, some of them replaced; such values
     passed: int  # what is read on its way to the layout of the scores, or ds on its way out of it
     weights: int  # p, or ds; 0 where they stay in registers
 
@@ -100,16 +100,19 @@ def _step(plan: KernelPlan, which: str, own: PassPlan, target: Target) -> _Step:
     outer, inner = sides(own, which)
     column, pairs, ahead = inner * size, outer * inner, own.stages - 1
     alone = replace(plan, tile_q=outer, tile_k=inner, stages=own.stages, warps=own.warps, loads=own.loads)
+    # where scores stand keys by rows, what lies side by side from key to key runs down
+    alone = replace(alone, reads_down=plan.reads_down and which == "dq", reads_along=plan.reads_along and which != "dq")
     (first, first_late), (second, second_late) = (split(alone, n, target) for n in (plan.head_dim, plan.head_dim_v))
     streamed = column * (sum(first) + sum(second)) * (own.stages if unit in GROUPS else ahead)
     beside = ahead * inner * STATISTICS if which != "dq" else 0
     if unit == "wgmma":  # before tiles that are aligned, or behind them
         barriers = BARRIERS if own.loads == "descriptor" else 0
         beside = -(-(beside + barriers) // alignment(plan)) * alignment(plan) + barriers if ahead else barriers
-    elif unit == "tcgen05":  # barriers can lie before the tile that is aligned least
-        least = size * min(pieces(plan.head_dim) + pieces(plan.head_dim_v))
-        beside += ALIGNMENT * min(SWIZZLED, least) // SWIZZLED
-    beside += ahead * inner * (plan.key_bytes if which == "dq" else plan.row_bytes)
+    elif unit == "tcgen05":  # before a tile that is aligned; of wide ones there is always one that they come behind
+        narrow = [size * n for n in pieces(plan.head_dim) + pieces(plan.head_dim_v) if size * n < SWIZZLED]
+        beside += ALIGNMENT * max(narrow) // SWIZZLED if narrow else BARRIERS
+    reads = plan.key_bytes * (2 if plan.key_mask else 1)  # for the scores, and turned round for the keys themselves
+    beside += ahead * inner * (reads if which == "dq" else plan.row_bytes)
     kept = sum(_kept(plan, which, own)) if unit != "mfma" else 0
     passed = int(pairs * passed_pair(alone, target))
     if which == "dq":
@@ -123,7 +126,7 @@ def _step(plan: KernelPlan, which: str, own: PassPlan, target: Target) -> _Step:
         base=kept + streamed + beside + pairs * ahead_bytes(alone),
         first=tuple(column * n for n in first_late),
         second=tuple(column * n for n in second_late),
-        replaced=(column * sum(first), column * max(second, default=0)) if replaced else (0, 0),
+        replaced=(column * sum(first), column * sum(second)) if replaced else (0, 0),
         passed=passed,
         weights=weights,
     )

@@ -35,6 +35,7 @@ class Operands:
     flags   of the first level, what goes to the scores as a truth value: packed bits, and what is compared alone
     mask_levels  how many levels the part of the mask that keys alone decide has
     down    whether all of the first level, narrow or not, lies side by side from row to row
+    along   whether some of it lies side by side from key to key
     tests   whether several parts of the mask compare what is read of a row alone with keys
     least   of everything that is read, by the whole program too: bytes of the narrowest
     """
@@ -55,6 +56,7 @@ class Operands:
     flags: int = 0
     mask_levels: int = 0
     down: bool = False
+    along: bool = False
     least: int = 0
 
     @property
@@ -103,7 +105,7 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
     return Operands(
         pair, bits, key, row, gather, chain, tuple(found.bytes), tuple(found.widths), found.keys, found.narrow,
         found.narrow_keys, found.index, _tests(spec), flags, len(masked.bytes), down,
-        least,
+        any(_runs_down(e, KEYS) for e in found.own), least,
     )  # fmt: skip
 
 
@@ -153,11 +155,11 @@ def _terms(e: Expr) -> Iterator[Expr]:
         yield e
 
 
-def _runs_down(e: Expr) -> bool:
-    """Whether `e` grows by one from row to row."""
+def _runs_down(e: Expr, side: frozenset[str] = ROWS) -> bool:
+    """Whether `e` grows by one from row to row, or from key to key."""
     if isinstance(e, Op) and e.op in ("+", "-"):
-        return any(map(_runs_down, e.args if e.op == "+" else e.args[:1]))
-    return isinstance(e, Var) and e.name in ROWS
+        return any(_runs_down(a, side) for a in (e.args if e.op == "+" else e.args[:1]))
+    return isinstance(e, Var) and e.name in side
 
 
 def _outermost(e: Expr, compared: bool = True) -> Iterator[Read]:

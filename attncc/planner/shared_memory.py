@@ -189,6 +189,8 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
 def _parts(plan: KernelPlan, target: Target) -> int:
     """In how many parts what is read passes to or from the layout of the scores: for each of the neighbours that a
     thread has in both, of which tcgen05's accumulators have whole rows."""
+    if plan.reads_along:
+        return 1
     if matrix_unit(plan, target) != "tcgen05":
         return 2 if plan.tile_k == pieces(plan.head_dim_v)[0] else 1
     return min(VECTOR, plan.tile_q * plan.tile_k // (plan.warps * target.warp_size)) if _as_piece(plan) else 1
@@ -247,7 +249,8 @@ def phases(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
 def _steps(plan: KernelPlan, target: Target) -> list[Phase]:
     """A loop, and what passes from one layout to another in it."""
     loops = _loops(plan, target)
-    passing = [{**loops[0], "weights": 0, what: 1} for what in ("passed", "key_passed")]  # before there are weights
+    made = {**loops[0], "weights": 0, "key_late": 0}  # the scores; keys that did not run ahead are done with
+    passing = [{**made, what: 1} for what in ("passed", "key_passed")]
     if _swaps(plan, target):
         passing += [{**moment, "swapped": 1} for moment in loops]
     return [*loops, *passing]
@@ -265,7 +268,8 @@ def _loops(plan: KernelPlan, target: Target) -> list[Phase]:
     ahead, late = split(plan, plan.head_dim_v, target)
     reads = 1 + (len(ahead) if plan.key_mask and not late and not loads_keys_once(plan, target) else 0)
     stages, moments = latency(plan, target), _LAYOUTS[unit](plan, target)
-    kept = {"key_operand": max(stages, 1) * reads, "ahead": 0 if unit == "mfma" else stages}
+    kept = {"key_operand": max(stages, 1) * reads, "ahead": stages}
+    kept = dict.fromkeys(kept, 0) if unit == "mfma" else kept  # there they are loaded ahead to registers
     runs = plan.listed and split(plan, plan.head_dim, target)[1]  # numbers of tiles run ahead, if K does not
     listed = WORD * stages if runs else 0
     return [{**moment, **kept, "bytes": moment.get("bytes", 0) + listed} for moment in moments]

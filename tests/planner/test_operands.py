@@ -69,7 +69,15 @@ SPECS = Path(__file__).resolve().parents[2] / "specs"
     ],
 )
 def test_what_a_step_reads(text, found):
-    assert replace(operands(parse(text).spec), least=0) == found
+    assert replace(operands(parse(text).spec), least=0, along=False) == found
+
+
+@pytest.mark.parametrize(
+    ("index", "along"),
+    [("h, row, k", True), ("h, k - q, k - q", True), ("h, q - k, q - k", False), ("h, k, row", False)],
+)
+def test_what_lies_side_by_side_from_key_to_key(index, along):
+    assert operands(parse(f"attention a(t: f32[h, m, n]) {{ score s + t[{index}] }}").spec).along is along
 
 
 @pytest.mark.parametrize(
