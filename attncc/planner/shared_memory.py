@@ -188,12 +188,16 @@ def passed_bytes(plan: KernelPlan, target: Target) -> float:
 
 def _parts(plan: KernelPlan, target: Target) -> int:
     """In how many parts what is read passes to or from the layout of the scores: for each of the neighbours that a
-    thread has in both, of which tcgen05's accumulators have whole rows."""
+    thread has in both. tcgen05's accumulators have whole rows; what is read at indices that were read has the layout of
+    a piece of Q, and all its neighbours."""
     if plan.reads_along:
         return 1
     if matrix_unit(plan, target) != "tcgen05":
         return 2 if plan.tile_k == pieces(plan.head_dim_v)[0] else 1
-    return min(VECTOR, plan.tile_q * plan.tile_k // (plan.warps * target.warp_size)) if _as_piece(plan) else 1
+    if not _as_piece(plan):
+        return 1
+    loaded = gcd(VECTOR, plan.head_dim, plan.head_dim_v, plan.tile_q * plan.tile_k // (plan.warps * target.warp_size))
+    return 2 if plan.pair_bytes or plan.gather_bytes else max(2, loaded)
 
 
 def _as_piece(plan: KernelPlan) -> bool:
