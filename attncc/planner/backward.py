@@ -16,7 +16,8 @@ from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.legality import violations
 from attncc.planner.operands import KEYS, ROWS, WORD, has_key_mask, operands
-from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, padded
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 

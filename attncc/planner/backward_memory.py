@@ -23,10 +23,10 @@ from attncc.planner.shared_memory import (
     WORD,
     ahead_bytes,
     alignment,
-    matrix_unit,
     passed_pair,
     split,
 )
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 STATISTICS = 8  # bytes of a row: its lse and delta

@@ -13,7 +13,8 @@ from functools import cache
 from attncc.ir import KernelPlan, pieces
 from attncc.planner import hopper, registers
 from attncc.planner.hopper_backward import ADDED
-from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, matrix_unit, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, fa2_forward, padded
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 

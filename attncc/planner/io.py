@@ -23,13 +23,13 @@ from attncc.planner.legality import BUILT
 from attncc.planner.shared_memory import (
     ELEMENT_BYTES,
     ahead_bytes,
-    matrix_unit,
     padded,
     parts,
     passed_pair,
     split,
 )
 from attncc.planner.traffic import SUM, Kernel, Sizes
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 KERNELS = {  # of the backward pass, by name and whether dV is made apart

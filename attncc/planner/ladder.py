@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Shape
 from attncc.planner.ladder_memory import SCORE
-from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, padded
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 ALGORITHMS = ("standard", "fa1")

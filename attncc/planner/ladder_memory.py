@@ -16,11 +16,11 @@ from attncc.planner.shared_memory import (
     WORD,
     Parts,
     Tiles,
-    matrix_unit,
     mfma_passes,
     parts,
     triton_release,
 )
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 SCORE = 4  # bytes of a score or a sum in HBM

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from attncc.ir import EIGHT_BIT, LOOP_OF, KernelPlan, PassPlan
-from attncc.planner import hopper, hopper_backward, ladder_memory, registers, shared_memory
+from attncc.planner import hopper, hopper_backward, ladder_memory, registers, shared_memory, units
 from attncc.planner.backward_memory import fa2_pass
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.tangent_memory import fa2_tangent
@@ -179,7 +179,7 @@ def _compiler_faults(plan: KernelPlan, target: Target) -> Iterator[Violation]:
             yield Violation("stages", own.stages, 2, f"stages is {own.stages}: {what}")
     if plan.direction != "forward" or plan.stages == 1:
         return
-    unit, threads = shared_memory.matrix_unit(plan, target), plan.warps * target.warp_size
+    unit, threads = units.matrix_unit(plan, target), plan.warps * target.warp_size
     bools = bool(plan.pair_bits) or plan.gather_bytes == shared_memory.FLAG
     if bools and unit == "mfma" and shared_memory.triton_release() >= NO_BOOLS_AHEAD:
         # the last step, which is peeled, wants such a mask in the layout of P, through shared memory that has no bits

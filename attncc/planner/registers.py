@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from attncc.ir import KernelPlan, PassPlan
 from attncc.planner.backward_memory import sides
-from attncc.planner.shared_memory import ELEMENT_BYTES, matrix_unit, padded
+from attncc.planner.shared_memory import ELEMENT_BYTES, padded
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 WEIGHTS = {  # of: output, scores, loads of 16 bytes, Q; then the constant

@@ -11,7 +11,7 @@ from attncc import analysis
 from attncc.analysis.normaliser import normaliser
 from attncc.errors import PlanError
 from attncc.ir import LOOP_OF, AttentionSpec, KernelPlan, Schedule, Shape, Visits
-from attncc.planner import cpu, efficiency, hopper, ladder, shared_memory
+from attncc.planner import cpu, efficiency, hopper, ladder, shared_memory, units
 from attncc.planner.classes import LONG, SHORT, class_of
 from attncc.planner.io import Costs, costs, ranking_ms
 from attncc.planner.legality import BUILT, Violation, violations
@@ -138,7 +138,7 @@ def _candidates(
     in_full = {apart: operands(bare, apart) for apart in (False, True)}
     products, classed, key_mask = spec.precision.products, _classed(visits), has_key_mask(spec)
     for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
-        apart = shared_memory.unit_of(dtype, products, tile_q, warps, target) == "tcgen05"
+        apart = units.unit_of(dtype, products, tile_q, warps, target) == "tcgen05"
         read = reads[apart]
         ways = ("pointer",) if any_stride or algorithm != "fa2" else _loads(spec, shape, dtype, target)
         for loads, cap, reference in product(ways, caps, references(spec, dtype, target, visits, algorithm)):

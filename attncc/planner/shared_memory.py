@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import gcd
 
 from attncc.ir import KernelPlan, pieces
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f8e4m3": 1, "f8e5m2": 1}
@@ -46,24 +47,6 @@ def triton_release() -> tuple[int, int]:
 def padded(head_dim: int) -> int:
     """Elements that a head takes in a tile: the sum of its pieces."""
     return sum(pieces(head_dim))
-
-
-def matrix_unit(plan: KernelPlan, target: Target) -> str:
-    """What multiplies: wgmma, tcgen05, mma, mfma, or fma where no matrix unit takes the operands or the tile."""
-    return unit_of(plan.dtype, plan.products, plan.tile_q, plan.warps, target)
-
-
-def unit_of(dtype: str, products: str, tile_q: int, warps: int, target: Target) -> str:
-    if dtype == "f32" and products == "ieee":
-        return "mfma" if target.caps.has_matrix_f32 else "fma"
-    if target.caps.has_mfma:
-        return "mfma"
-    if not target.caps.has_tensor_core:
-        return "fma"
-    wide = tile_q >= 64 and warps >= 4  # the warp-group instructions take 64 rows and 4 warps at least
-    if wide and target.caps.has_wgmma:
-        return "wgmma"
-    return "tcgen05" if wide and target.caps.has_tcgen05 else "mma"
 
 
 @dataclass(frozen=True)

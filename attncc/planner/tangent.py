@@ -15,8 +15,9 @@ from attncc.planner.backward import Schedule
 from attncc.planner.classes import MAX_HEAD_DIM
 from attncc.planner.legality import violations
 from attncc.planner.operands import operands
-from attncc.planner.shared_memory import matrix_unit, padded
+from attncc.planner.shared_memory import padded
 from attncc.planner.tangent_memory import fa2_tangent
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 # The widest that do not spill for causal attention, but for a few words at the edge of a loop.

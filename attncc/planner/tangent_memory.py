@@ -12,10 +12,10 @@ from attncc.planner.shared_memory import (
     BARRIERS,
     ELEMENT_BYTES,
     WORD,
-    matrix_unit,
     padded,
     triton_release,
 )
+from attncc.planner.units import matrix_unit
 from attncc.targets import Target
 
 ROWS = 16  # of a warp's share of a product

@@ -14,7 +14,7 @@ from attncc.codegen import render_backward
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, KernelPlan, Shape
 from attncc.planner import choose_backward
-from attncc.planner.shared_memory import matrix_unit
+from attncc.planner.units import matrix_unit
 from attncc.runtime.compile import Resources
 from attncc.runtime.compile_backward import compile_backward
 from attncc.targets import target

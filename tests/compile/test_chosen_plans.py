@@ -15,7 +15,7 @@ from attncc.codegen.tables import tables_of
 from attncc.frontend import parse
 from attncc.ir import AttentionSpec, Shape
 from attncc.planner import choose
-from attncc.planner.shared_memory import matrix_unit
+from attncc.planner.units import matrix_unit
 from attncc.runtime.compile import Resources
 from attncc.targets import target
 from tests.compile.random_specs import random_calls

@@ -16,7 +16,7 @@ from attncc.frontend.algorithms import BY_PIECES, inexpressible
 from attncc.ir import AttentionSpec, Schedule, Shape
 from attncc.passes import walked
 from attncc.planner import choose
-from attncc.planner.shared_memory import matrix_unit
+from attncc.planner.units import matrix_unit
 from attncc.runtime.compile import compile_kernels
 from attncc.targets import target
 from tests.compile.test_chosen_plans import PINNED, SPECS

@@ -8,7 +8,7 @@ import pytest
 from attncc.analysis import kernel_visits
 from attncc.frontend import parse
 from attncc.ir import KernelPlan, Schedule, Shape, pieces
-from attncc.planner import choose, registers, shared_memory
+from attncc.planner import choose, registers, shared_memory, units
 from attncc.targets import target
 from tests.planner.recorded import LIBRARY, RECORDED
 from tests.planner.recorded_reads import READS
@@ -113,7 +113,7 @@ def test_head_sizes_are_split_not_padded_to_a_power_of_two(head_dim, parts):
 )  # fmt: skip
 def test_what_multiplies(name, dtype, products, tile_q, unit):
     plan = KernelPlan(name, "fa2", "q_outer", tile_q, 32, 2, 4, 64, 64, dtype, products)
-    assert shared_memory.matrix_unit(plan, target(name)) == unit
+    assert units.matrix_unit(plan, target(name)) == unit
 
 
 def test_a_cpu_has_no_shared_memory():
