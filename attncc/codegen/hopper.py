@@ -97,6 +97,7 @@ class HopperView:
     masked: Steps | None
     full: Steps | None
     apart: bool  # whole tiles have a loop of their own
+    again: bool  # rows that leave the safe range are computed again
     even: bool  # all tiles of rows see as many keys
     reach: Reach | None
     seen: Seen | None
@@ -136,7 +137,7 @@ def hopper_view(
         arguments=", ".join(a.name for a in args), unpacked=unpacked([a.name for a in args]),
         handed=", ".join(n for n in whole if re.fullmatch(r"\w+", n)),
         places={a.name: i for i, a in enumerate(args)},
-        masked=masked, full=full, apart=plan.apart,
+        masked=masked, full=full, apart=plan.apart, again=plan.reference not in ("running", "none"),
         even="range" in view.visits.order and not (view.visits.bounds or view.visits.tested),
         reach=whole_reach, seen=seen, least=LEAST, widest=WIDEST,
         last="(ENOUGH << mine_of)" if whole_reach else "LAST",

@@ -139,6 +139,7 @@ class KernelView:
     kept: str = ""  # what K and V are in memory where a tile converts them, as PyTorch calls it
     dtype_pair: str = ""  # two of them, as PTX calls them
     logistic: str = ""  # of sigmoids that a kernel makes itself: what their exponents have beside the score
+    logistic_unit: int = 1  # times which they come: what f16 holds ends at 2^-24
     hopper: HopperView | None = None
     reports: tuple[str, ...] = ()  # of rows, beside their lse
     natural: str = ""  # what the maximum of a row is multiplied by
@@ -234,7 +235,8 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
     rule, logistic = normaliser(spec), plan.reference == "none"
-    offset = _logistic(spec, lowering) if logistic else Offset()
+    logistic_unit = 8 if logistic and plan.dtype == "f16" else 1
+    offset = _logistic(spec, lowering, logistic_unit) if logistic else Offset()
     sink, weighing = ("", ()) if logistic else _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
@@ -280,6 +282,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         reference=plan.reference, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", dtype_pair=f"{plan.dtype}x2",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype], reports=spec.reports,
         natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "", logistic=offset.name,
+        logistic_unit=logistic_unit,
     )  # fmt: skip
 
 
@@ -337,18 +340,19 @@ def _apart(spec: AttentionSpec, visits: Visits, plan: KernelPlan) -> Visits:
 
 @dataclass(frozen=True)
 class Offset:
-    """What exponents of sigmoids have beside the score, in units of log 2 and 3 more: its name, and its line, where it
-    is a row's own or one for all."""
+    """What exponents of sigmoids have beside the score, in units of log 2, for so many times the sigmoids: its name,
+    and its line, where it is a row's own or one for all."""
 
     name: str = ""
     of_rows: tuple[str, ...] = ()
     of_all: tuple[str, ...] = ()
 
 
-def _logistic(spec: AttentionSpec, lowering: Lowering) -> Offset:
+def _logistic(spec: AttentionSpec, lowering: Lowering, unit: int) -> Offset:
     e, name = spec.softmax.args[0], lowering.fresh.fresh("offset")
     e = Op("float", (e,), "float") if e.type == "int" else e
-    lines = (f"{name} = {lowering.text(e, TERM)} * LOG2E + 3",)
+    more = f" + {unit.bit_length() - 1}" if unit > 1 else ""
+    lines = (f"{name} = {lowering.text(e, TERM)} * LOG2E{more}",)
     return Offset(name, lines, ()) if level(e) == "row" else Offset(name, (), lines)
 
 
