@@ -39,13 +39,10 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
 OF_ROWS, OF_KEYS = gl.constexpr(gl.SliceLayout(1, SCORES.value)), gl.constexpr(gl.SliceLayout(0, SCORES.value))
 
 ONE, LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0])), gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
-# all rows of a consumer in each of its warps, and in the one that loads
-EACH_WARP = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [[0], [0]], [], [ROWS]))
-LOADER = gl.constexpr(gl.DistributedLinearLayout([[1]], [[2], [4], [8], [16], [32]], [], [], [ROWS]))
 
 # What the producer says of each tile of keys, beside 128 times its number.
 LAST, MASKED, RAISES = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
-PLAIN = gl.constexpr(8)  # the next tile needs no mask and raises nothing
+PLAIN = gl.constexpr(8)  # the next tile needs no mask
 ENOUGH = gl.constexpr(16)  # the first consumer needs no more; the bits above it are for the others
 
 # Words that Triton's versions spell differently.
@@ -107,32 +104,36 @@ def handed(drawn, turn):
     return b, h, gl.max(drawn.index(at + 2).load(ONE), 0), gl.max(drawn.index(at + 3).load(ONE), 0)
 
 
-@gluon.jit
-def failures(judged, verdict, turn):
-    """How many consumers left the safe range with a tile of rows; waits for them to have done it."""
-    mbarrier.wait(judged.index(turn % 2), turn // 2 & 1)
-    count = 0
-    for i in gl.static_range(2):
-        unsafe = verdict.index(turn % 2 * 2 + i).load(LOADER)
-        count += gl.max(unsafe.to(gl.int32), 0)
-    return count
+def sigmoid_assembly():
+    """What a thread makes of 32 exponents: where the squares of their exponentials add up to less than 2^-10, for all threads of
+    a warp, e^x - e^2x, off by less than that of it; else two share a reciprocal, as e^x (1 + e^y) and e^y (1 + e^x), over
+    (1 + e^x) (1 + e^y)."""
+    made, exponents = ([f"${i}" for i in range(first, first + 32)] for first in (0, 32))
+    lines = ["{ .reg .pred large; .reg .f32 a, b, e<32>, squares<4>;"]
+    lines += [f"mov.f32 squares{i}, 0.0;" for i in range(4)]
+    for i in range(32):
+        lines += [f"ex2.approx.ftz.f32 e{i}, {exponents[i]}; fma.rn.f32 squares{i % 4}, e{i}, e{i}, squares{i % 4};"]
+        lines += [f"mul.f32 a, e{i}, -1.0; fma.rn.f32 {made[i]}, a, e{i}, e{i};"]
+    lines += [f"add.f32 squares{i}, squares{i}, squares{j};" for i, j in ((0, 1), (2, 3), (0, 2))]
+    lines += ["setp.gtu.f32 large, squares0, 0f3A800000; vote.sync.any.pred large, large, -1; @!large bra.uni DONE;"]
+    for i in range(0, 32, 2):
+        x, y = made[i : i + 2]
+        # up to 2^60, which leaves room for the product of two
+        lines += [f"min.NaN.f32 {x}, e{i}, 0f5D800000; min.NaN.f32 {y}, e{i + 1}, 0f5D800000;"]
+        lines += [f"add.f32 a, {x}, 1.0; add.f32 b, {y}, 1.0;"]
+        lines += [f"mul.f32 {x}, {x}, b; mul.f32 {y}, {y}, a; mul.f32 a, a, b; rcp.approx.ftz.f32 a, a;"]
+        lines += [f"mul.f32 {x}, {x}, a; mul.f32 {y}, {y}, a;"]
+    return "\n".join([*lines, "DONE: }"])
+
+
+SIGMOIDS = gl.constexpr(sigmoid_assembly())
+SIGMOID_REGISTERS = gl.constexpr(",".join(["=&f"] * 32 + ["f"] * 32))
 
 
 @gluon.jit
-def reciprocal(x):
-    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def eight_sigmoids(x):
-    """Eight times the sigmoid of a tile, where 2^x is eight times the exponential: of two neighbours e^a (1 + e^b) and
-    e^b (1 + e^a), over (1 + e^a) (1 + e^b). Where that is too large to have a reciprocal, 8 e^a (1 + e^b) or its like
-    is infinite, and one of the two comes as NaN."""
-    a, b = gl.split(gl.reshape(gl.exp2(x), [ROWS, TILE_K // 2, 2]))
-    of_a, of_b = a * 0.125 + 1, b * 0.125 + 1
-    inverse = reciprocal(of_a * of_b)
-    p = gl.reshape(gl.join((a * of_b) * inverse, (b * of_a) * inverse), [ROWS, TILE_K])
-    return gl.convert_layout(p, SCORES, assert_trivial=True)
+def sigmoids(x):
+    """Sigmoids of a tile, whose exponentials are 2^x."""
+    return gl.inline_asm_elementwise(SIGMOIDS, SIGMOID_REGISTERS, [x], dtype=gl.float32, is_pure=True, pack=32)
 
 
 @gluon.jit
@@ -153,9 +154,7 @@ def sigmoid_forward_weights(s, tile, args, here, masked, raises):
     if masked:
         keep = (k <= q)
         s = gl.where(keep, s, float("-inf"))
-        greatest = (60.0 - offset) / scale  # whose sigmoid is 1, and whose exponential is no infinity yet
-        s = gl.where(s > greatest, greatest, s)
-    p = eight_sigmoids(s * scale + offset)
+    p = sigmoids(s * scale + offset)
 
     p = packed_pairs(p)
     return p
@@ -167,10 +166,10 @@ def sigmoid_forward_tile(
 ):
     """One more tile of keys: its products with the queries, those of the tile before under its weights.
 
-    A `plain` tile needs no mask, and the reference stands."""
+    A `plain` tile needs no mask."""
     Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together = args
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     at = loaded % STAGES
     before = (loaded - 1) % STAGES
     mbarrier.wait(key_full.index(at), loaded // STAGES & 1)
@@ -188,9 +187,9 @@ def sigmoid_forward_tile(
     order = gl.max(orders.index(at).load(ONE), 0)
     s = warpgroup_mma_wait(1, deps=[s])
     if plain:
-        p = sigmoid_forward_weights(s, order // 128, args, here, False, False)
+        p = sigmoid_forward_weights(s, order // 128, args, here, False, True)
     else:
-        p = sigmoid_forward_weights(s, order // 128, args, here, order & MASKED != 0, order & RAISES != 0)
+        p = sigmoid_forward_weights(s, order // 128, args, here, order & MASKED != 0, True)
     out = warpgroup_mma_wait(0, deps=[out])
     mbarrier.arrive(used.index(at))
     weights = gl.convert_layout(p.to(Out.dtype), WEIGHTS)
@@ -218,12 +217,12 @@ def sigmoid_forward_tiles(order, weights, out, query, loaded, b, h, h_kv, shared
 def sigmoid_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args, mine_of):
     """64 rows of a tile that the producer handed out; the tiles of keys that were loaded until then."""
     Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together = args
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     h_kv = h // group
     shift__h = gl.load(shift_ + h * stride_shift_)
     scale = 0.08838834764831845 * LOG2E
-    offset = shift__h * LOG2E + 3
+    offset = shift__h * LOG2E
     buffer = mine_of * QUERIES + turn % QUERIES
     query = Queries.index(buffer).reshape([ROWS, 128])
     own = mine * TILE_Q + mine_of * ROWS
@@ -264,7 +263,6 @@ def sigmoid_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args,
     b, h, mine, again = handed(drawn, turn)
     mbarrier.arrive(drawn_used.index(turn % 2))
     own = mine * TILE_Q + mine_of * ROWS
-    rows = own + here_again(gl.arange(0, ROWS, OF_ROWS))
     out = warpgroup_mma_wait(0, deps=[out])
     while order & LAST == 0:  # tiles that others see, and these rows do not
         at = loaded % STAGES
@@ -272,18 +270,11 @@ def sigmoid_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args,
         order = gl.max(orders.index(at).load(ONE), 0)
         mbarrier.arrive(used.index(at))
         loaded += 1
-    # rows with weights beyond float32 are computed again, with exponents that are bounded
-    safe = rows >= 0
-    safe = safe & (gl.convert_layout(gl.max(gl.abs(out), 1), OF_ROWS, assert_trivial=True) < float("inf"))
-    unsafe = verdict.index(turn % 2 * 2 + mine_of)
-    unsafe.store(gl.where(safe | (rows >= q_len) | (again > 0), 0, 1).to(gl.int8))
     result = query
-    result.store((out * 0.125).to(Out.dtype))
+    result.store((out).to(Out.dtype))
     fence_async_shared()
     meet()
-    failed = gl.max(unsafe.load(EACH_WARP).to(gl.int32), 0)
-    mbarrier.arrive(judged.index(turn % 2))
-    if (own < q_len) & (failed == 0):
+    if (own < q_len):
         store_tile(Out, [b, h, own, 0], result.reshape([1, 1, ROWS, 128]))
     return loaded
 
@@ -291,8 +282,8 @@ def sigmoid_forward_rows(b, h, mine, again, loaded, turn, shared, signals, args,
 @gluon.jit
 def sigmoid_forward_consume(shared, signals, args, mine_of):
     """64 rows of each tile that the producer hands out: products, weights, and the output's store."""
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     loaded = 0  # tiles of keys before this tile of rows
     turn = 0  # tiles of rows
     mbarrier.wait(drawn_full.index(0), 0)
@@ -325,8 +316,8 @@ def sigmoid_forward_reach(first_row, b, h, h_kv, args):
 def sigmoid_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, signals, args):
     """Hands an order on and loads its keys and values, and Q where it is the first for these rows."""
     Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together = args
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     tile = order // 128
     # `used` arrives for the i-th time when K of step i and V of the step before are read
     at = loaded % STAGES
@@ -350,14 +341,14 @@ def sigmoid_forward_load(order, fresh, loaded, turn, b, h, h_kv, mine, shared, s
 
 
 @gluon.jit
-def sigmoid_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args):
+def sigmoid_forward_walk(b, h, h_kv, mine, loaded, turn, shared, signals, args):
     """Loads the keys that a tile of rows sees, in the order in which consumers use them."""
     Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together = args
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     shift__h = gl.load(shift_ + h * stride_shift_)
     scale = 0.08838834764831845 * LOG2E
-    offset = shift__h * LOG2E + 3
+    offset = shift__h * LOG2E
 
     # ---- the key tiles that these rows see
     first_row, last_row = mine * TILE_Q, gl.minimum(mine * TILE_Q + TILE_Q, q_len) - 1
@@ -368,7 +359,6 @@ def sigmoid_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals,
     masked_steps = gl.maximum(end - full_end, 0)
     full_steps = gl.maximum(full_end, 0)
     total = gl.maximum(masked_steps + full_steps, 1)
-    raises = again > 0  # then every tile is taken for one that needs the mask, where exponents are bounded too
     # what the rows of each consumer see ends before this tile
     reach_0 = sigmoid_forward_reach(mine * TILE_Q + 0 * ROWS, b, h, h_kv, args)
     reach_1 = sigmoid_forward_reach(mine * TILE_Q + 1 * ROWS, b, h, h_kv, args)
@@ -382,8 +372,8 @@ def sigmoid_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals,
             tile = full_end + nth
         if masked_steps + full_steps == 0:
             tile = gl.cdiv(k_len, TILE_K)  # behind the last key, where nothing is seen
-        order = tile * 128 + gl.where(masked | raises, MASKED, 0)
-        order += gl.where((count + 1 < full_steps) & ~raises, PLAIN, 0)
+        order = tile * 128 + gl.where(masked, MASKED, 0)
+        order += gl.where(count + 1 < full_steps, PLAIN, 0)
         if count >= full_steps:
             order += gl.where(tile + 1 >= reach_0, ENOUGH << 0, 0)
             order += gl.where(tile + 1 >= reach_1, ENOUGH << 1, 0)
@@ -398,19 +388,15 @@ def sigmoid_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals,
 def sigmoid_forward_producer(shared, signals, args):
     """Draws tiles of rows, hands them out, and loads what they need in the order in which consumers use it."""
     Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together = args
-    Queries, Keys, Values, drawn, orders, verdict = shared
-    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged = signals
+    Queries, Keys, Values, drawn, orders = shared
+    query_full, query_used, key_full, value_full, used, drawn_full, drawn_used = signals
     tiles = gl.cdiv(q_len, TILE_Q)  # of a head
     heads = here_again(b_len) * h_len
     slots = heads * tiles
     loaded = 0
     turn = 0
-    waiting = -1  # a tile of rows that was drawn and not handed out yet
-    before = 0
-    settled = 0  # tiles of rows whose verdicts are known
-    item = gl.program_id(0) * 2  # twice the tile of rows, and 1 more where it is computed again
-    while item >= 0:
-        slot, again = item // 2, item % 2
+    slot = gl.program_id(0)
+    while slot < slots:
         # ---- which rows (heads in groups that share L2, their longest tiles first)
         group_start = slot // (together * tiles) * together
         group_size = gl.minimum(heads - group_start, together)
@@ -418,26 +404,10 @@ def sigmoid_forward_producer(shared, signals, args):
         head, mine = group_start + inside % group_size, tiles - 1 - inside // group_size
         b, h = head // h_len, head % h_len
         h_kv = h // group
-        hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, again)
-        if waiting < 0:
-            waiting = gl.atomic_add(Drawn, 1, sem="relaxed") + gl.num_programs(0)
-        loaded = sigmoid_forward_walk(b, h, h_kv, mine, again, loaded, turn, shared, signals, args)
-        # ---- what comes next: rows that have to be computed again, else what was drawn
-        following = -1
-        if settled < turn:
-            if failures(judged, verdict, turn - 1) > 0:
-                following = before + 1
-            settled = turn
-        if following < 0:
-            if waiting < slots:
-                following = waiting * 2
-                waiting = -1
-            else:
-                if failures(judged, verdict, turn) > 0:
-                    following = item + 1
-                settled = turn + 1
-        before = item
-        item = following
+        hand_out(drawn, drawn_full, drawn_used, turn, b, h, mine, 0)
+        following = gl.atomic_add(Drawn, 1, sem="relaxed") + gl.num_programs(0)
+        loaded = sigmoid_forward_walk(b, h, h_kv, mine, loaded, turn, shared, signals, args)
+        slot = following
         turn += 1
     hand_out(drawn, drawn_full, drawn_used, turn, 0, 0, -1, 0)  # nothing is left
 
@@ -468,13 +438,11 @@ def sigmoid_forward(
     Values = gl.allocate_shared_memory(V.dtype, [STAGES, 1, 1, TILE_K, 128], V.layout)
     orders = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     drawn = gl.allocate_shared_memory(gl.int32, [2 * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # tiles of rows
-    verdict = gl.allocate_shared_memory(gl.int8, [2 * 2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    judged = barriers(2, 2)
     query_full, query_used = barriers(2 * QUERIES, 1), barriers(2 * QUERIES, 1)
     key_full, value_full, used = barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2)
     drawn_full, drawn_used = barriers(2, 1), barriers(2, 2)
-    shared = (Queries, Keys, Values, drawn, orders, verdict)
-    signals = (query_full, query_used, key_full, value_full, used, drawn_full, drawn_used, judged)
+    shared = (Queries, Keys, Values, drawn, orders)
+    signals = (query_full, query_used, key_full, value_full, used, drawn_full, drawn_used)
     args = (Q, K, V, Out, Drawn, shift_, stride_shift_, q_len, k_len, b_len, h_len, group, together)
     number_0: gl.constexpr = 0
     number_1: gl.constexpr = 1

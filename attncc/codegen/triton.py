@@ -235,8 +235,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
     scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
     rule, logistic = normaliser(spec), plan.reference == "none"
-    logistic_unit = 8 if logistic and plan.dtype == "f16" else 1
-    offset = _logistic(spec, lowering, logistic_unit) if logistic else Offset()
+    offset = _logistic(spec, plan, lowering) if logistic else Offset()
     sink, weighing = ("", ()) if logistic else _weighing(spec, lowering)
     weighing_lines = lowering.take("pair")
     weight = lowering.text(spec.weight, TERM) if spec.weight is not None else ""
@@ -265,7 +264,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         launch=launch.launch_lines(args, names), head_dim=plan.head_dim, head_dim_v=plan.head_dim_v,
         k_parts=k_parts, v_parts=v_parts, d_parts=tuple(dict.fromkeys((*k_parts, *v_parts))),
         tile_q=plan.tile_q, tile_k=plan.tile_k, warps=plan.warps, stages=plan.stages,
-        launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "",
+        launch_options=f" maxnreg={plan.max_registers}," if plan.max_registers else "", logistic_unit=offset.unit,
         position_open="(" if wide else "", position_close=f").to({language}.int64)" if wide else "",
         dot_options=f', input_precision="{plan.products}"' if plan.dtype == "f32" else "",
         unit="scale" if folds else gain or unit, sparse=sparse, sink=sink, middle=bound[0], radius=bound[1],
@@ -282,7 +281,6 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         reference=plan.reference, torch_dtype=f"torch.{TORCH_TYPES[plan.dtype]}", dtype_pair=f"{plan.dtype}x2",
         tolerance=TOLERANCE[plan.products if plan.products == "tf32" else plan.dtype], reports=spec.reports,
         natural=f" * scale{' / LOG2E' if unit else ''}" if folds else "", logistic=offset.name,
-        logistic_unit=logistic_unit,
     )  # fmt: skip
 
 
@@ -340,20 +338,21 @@ def _apart(spec: AttentionSpec, visits: Visits, plan: KernelPlan) -> Visits:
 
 @dataclass(frozen=True)
 class Offset:
-    """What exponents of sigmoids have beside the score, in units of log 2, for so many times the sigmoids: its name,
-    and its line, where it is a row's own or one for all."""
+    """What exponents of sigmoids have beside the score, in units of log 2, for `unit` times the sigmoids: its name, and
+    its line, where it is a row's own or one for all."""
 
     name: str = ""
     of_rows: tuple[str, ...] = ()
     of_all: tuple[str, ...] = ()
+    unit: int = 1
 
 
-def _logistic(spec: AttentionSpec, lowering: Lowering, unit: int) -> Offset:
+def _logistic(spec: AttentionSpec, plan: KernelPlan, lowering: Lowering) -> Offset:
     e, name = spec.softmax.args[0], lowering.fresh.fresh("offset")
     e = Op("float", (e,), "float") if e.type == "int" else e
-    more = f" + {unit.bit_length() - 1}" if unit > 1 else ""
+    unit, more = (8, " + 3") if plan.dtype == "f16" else (1, "")
     lines = (f"{name} = {lowering.text(e, TERM)} * LOG2E{more}",)
-    return Offset(name, lines, ()) if level(e) == "row" else Offset(name, (), lines)
+    return Offset(name, lines, (), unit) if level(e) == "row" else Offset(name, (), lines, unit)
 
 
 Mask = tuple[tuple[str, ...], str]  # statements where it is looked at, and the mask

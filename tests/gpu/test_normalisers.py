@@ -1,4 +1,4 @@
-"""Normalisers and dropout on a GPU: sigmoids that overflow, the bits of dropout in every algorithm, what rows return.
+"""Normalisers and dropout on a GPU: sigmoids of any size, the bits of dropout in every algorithm, what rows return.
 
 python -m pytest -q tests/gpu/test_normalisers.py
 """
@@ -27,8 +27,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sigmoids_that_overflow_are_computed_again(dtype):
-    """Scores of some keys are beyond 2^128, beside small ones; elsewhere in a row two of them are just short of it."""
+def test_sigmoids_small_and_large(dtype):
+    """Scores of some keys are beyond 2^128, beside small ones; elsewhere all exponentials are small."""
     attn = attncc.compile("attention a(e: f32[h]) { mask k <= q softmax sigmoid(e[h]) } schedule { algorithm fa3 }")
     g = torch.Generator("cuda").manual_seed(4)
     q, k, v = (torch.randn(1, 2, 700, 128, generator=g, device="cuda", dtype=dtype) for _ in range(3))
