@@ -45,7 +45,8 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
 
 def _refuse_kept(spec: AttentionSpec) -> None:
     if spec.precision.kept is not None:
-        raise NotBuilt(f"{spec.name}: derivatives with {spec.precision.kept} k and v beside a q of floats")
+        inputs = f"{spec.precision.kept} k and v beside a q of floats"
+        raise NotBuilt(f"{spec.name}: derivatives of {inputs} are not built yet")
 
 
 def repeatable(planned: Planned) -> Planned:

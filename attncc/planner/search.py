@@ -249,7 +249,7 @@ def _why(plan: KernelPlan, target: Target, spread: str) -> str:
     if not target.is_gpu:
         return ""
     rate = efficiency.measured_rate(plan, target, spread)
-    if rate:
+    if rate and not plan.kept:  # of K and V as Q is
         return f" (measured at {rate:.0f} TFLOP/s)"
     found = [names[f] for f in efficiency.faults(plan, target) if f in names]
     return f" (not measured{''.join(f', {text}' for text in found)})"
