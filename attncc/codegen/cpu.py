@@ -74,8 +74,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     stages, weight, mask = tiles.stages(pair), tiles.weight(pair), tiles.masks()
     ranges, check = ranges_of(spec, visits, tiles), dense_check(spec, spelled)
     dropout = "" if spec.dropout is None else tiles.text(spec.dropout, [])
-    finite = "finite_kept" if plan.kept else "finite"
-    helpers = {"copy", finite, "not_finite", *tiles.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers = {*common_helpers(tiles.normaliser, plan.kept), *tiles.printer.helpers, *check.helpers, *ranges.helpers}
     helpers |= {"Threshold"} if tiles.normaliser.alpha is not None else set()
     return CpuView(
         comment=[
@@ -137,6 +136,12 @@ def rows_words(spec: AttentionSpec, lse: str) -> str:
 def policy(rule: Normaliser) -> str:
     """Whose macros make the weights: templates/*/softmax_NAME.jinja."""
     return "sparse" if rule.alpha is not None else "online" if rule.exponential else "weights"
+
+
+def common_helpers(rule: Normaliser, kept: str = "") -> set[str]:
+    """Functions of cpu/helpers.jinja that the templates of every pass call; `kept` is that of the plan."""
+    finite = "finite_kept" if kept else "finite"
+    return {"copy", "matrices", finite, "not_finite", *(("exp_",) if policy(rule) == "online" else ())}
 
 
 def uses(spec: AttentionSpec) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from attncc.analysis.derivative import ONE, ZERO, derivative, differentiable, multiply, variables
 from attncc.analysis.normaliser import Normaliser
 from attncc.codegen import launch
-from attncc.codegen.cpu import policy, uses
+from attncc.codegen.cpu import common_helpers, policy, uses
 from attncc.codegen.cpu_lower import BACKWARD, CpuLowering, is_tensor, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
@@ -106,7 +106,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
     mask = low.masks()
     ranges, check = ranges_of(spec, visits, low), dense_check(spec, spelled)
     made = [(name, _shape(p, spelled), p.name, _typed(name, p, spelled)) for p, name in gradients.buffers.items()]
-    helpers = {"copy", "finite", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}
+    helpers = {*common_helpers(low.normaliser), *low.printer.helpers, *check.helpers, *ranges.helpers}
     helpers |= {"Mean"} if low.normaliser.alpha is not None else set()
     inputs = ", ".join(["Q", "K", "V", *(spelled[p.name] for p in spec.params)])
     at = {p.name: 3 + i for i, p in enumerate(spec.params)}

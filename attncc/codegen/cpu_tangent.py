@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attncc.analysis.derivative import ZERO
 from attncc.analysis.tangent import MOVED_S, dual, tangent
 from attncc.codegen import launch
-from attncc.codegen.cpu import uses
+from attncc.codegen.cpu import common_helpers, uses
 from attncc.codegen.cpu_lower import CpuLowering, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
@@ -80,7 +80,7 @@ def view_of(spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str) ->
             f"# tangent · cpu · tile {plan.tile_q} × {plan.tile_k} · memory linear in length: one tile of scores",
             *provenance(launch.build_command(spec, plan), f"python {launch.file_name(spec.name, plan)}"),
         ],
-        helpers=in_order({"copy", "finite", "not_finite", *low.printer.helpers, *check.helpers, *ranges.helpers}),
+        helpers=in_order({*common_helpers(low.normaliser), *low.printer.helpers, *check.helpers, *ranges.helpers}),
         given=call_of(spec, called), ragged=spec.ragged, programs=ranges.programs, align=spec.align,
         position=check.position,
         uses=uses(spec), scale=scale, scale_t=scale_t, is_masked=ranges.is_masked, call=free_axes(spec, called),

@@ -12,13 +12,15 @@ from attncc.codegen.printer import ATOM
 from attncc.ir import AttentionSpec, Param, names
 
 HELPER_ORDER = (
-    "copy", "finite", "finite_kept", "not_finite", "sparse", "Threshold", "Mean", "survivors",
+    "copy", "matrices", "exp_", "finite", "finite_kept", "not_finite", "sparse", "Threshold", "Mean", "survivors",
     "tensor", "real", "read", "read_bit", "element", "tile_ends", "tile_scan",
     "where", "floor", "minimum", "maximum", "checked_div", "checked_mod", "exp", "exp2", "log", "log2", "tanh",
     "sigmoid", "sqrt",
 )  # fmt: skip
 BARE = {
     "copy",
+    "matrices",
+    "exp_",
     "finite",
     "finite_kept",
     "not_finite",

@@ -169,7 +169,8 @@ def _tiles(
     choices: tuple[Sequence[int], ...] = (rows, TILES_K, STAGES, WARPS)
     if not target.is_gpu:
         tile_q, tile_k = cpu.tiles(cpu.FORWARD, spec, shape.head_dim, shape.head_dim_v)
-        choices = ([t for t in rows if t <= tile_q][:1], (tile_k,), (1,), (1,))
+        fit = [t for t in (tile_q, *rows) if t <= min(tile_q, max(shape.q_len, rows[-1]))]
+        choices = (fit[:1], (tile_k,), (1,), (1,))
     elif algorithm in ladder.ALGORITHMS:
         for known in ladder.schedules(algorithm, spec, shape, target, rows[0]):
             yield from product(*map(_pinned, pins, ((one,) for one in known)))

@@ -125,6 +125,49 @@ def test_full_tiles_never_evaluate_the_mask_and_empty_ones_are_not_visited():
         assert count.calls.count("aten::masked_fill_") == masked
 
 
+def laid(x, layout):
+    """The same numbers in other places."""
+    if layout == "transposed":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "fused":
+        return torch.cat((x, x, x), -1)[..., x.shape[3] : 2 * x.shape[3]]
+    if layout == "part":
+        return torch.cat((x[:, :, :3], x, x[:, :, :5]), 2)[:, :, 3:-5]
+    offset = {"odd": 1, "line": 16}[layout]  # elements; a cache line holds 16 of float32
+    return torch.cat((x.new_zeros(offset), x.flatten()))[offset:].view(x.shape)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "fused", "part", "odd", "line"])
+@pytest.mark.parametrize("head", [64, 7])
+def test_a_view_gives_the_bits_of_its_contiguous_copy(layout, head):
+    """Whether keys are taken as they lie or copied; in every pass."""
+    attn = attncc.compile("attention causal { mask k <= q }")
+    plain = [x.requires_grad_() for x in qkv(2, 4, 2, 300, 333, head)]
+    for views in (
+        [laid(x.detach(), layout).requires_grad_() for x in plain],
+        [plain[0], *(x.detach()[:1, :1].expand(x.shape).requires_grad_() for x in plain[1:])],
+    ):
+        copies = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in views]
+        made = []
+        for inputs in (views, copies):
+            out, lse = attn(*inputs, return_lse=True)
+            gradients = torch.autograd.grad(out.square().sum() + lse.sum(), inputs)
+            moved = torch.func.jvp(attn, tuple(inputs), tuple(inputs))[1]
+            made.append((out, lse, moved, *gradients))
+        assert all(map(torch.equal, *made))
+
+
+def test_keys_are_not_copied_where_they_lie_as_a_copy_would():
+    _, run = program("attention causal { mask k <= q }")
+    q, k, v = qkv(kv_heads=2, rows=64, keys=64, head=16)
+    copied = []
+    for keys, values in ((k, v), (k, laid(v, "transposed")), (laid(k, "odd"), laid(v, "fused"))):
+        with Count() as count:
+            run(q, keys, values)
+        copied.append(count.calls.count("aten::copy_"))
+    assert (copied[1] - copied[0], copied[2] - copied[0]) == (10, 2 * 10)  # ten tiles are visited
+
+
 def test_documents_visit_their_own_tiles_alone():
     _, run = program("attention documents(doc: i32[b, k]) { mask doc[b, q] == doc[b, k] }")
     q, k, v = qkv(batch=2, rows=64, keys=64)
