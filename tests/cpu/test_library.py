@@ -20,7 +20,7 @@ def checked(path: Path, device: str, **options):
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
 def test_on_the_cpu(path):
-    checked(path, "cpu", seeds=(0,), shapes=SHAPES["cpu"][:3])
+    checked(path, "cpu", seeds=(0,), shapes=SHAPES["cpu"][:3:2])
 
 
 @pytest.mark.parametrize("path", [p for p in SPECS if p.stem in SAMPLE], ids=lambda p: p.stem)

@@ -92,22 +92,28 @@ def test_export_and_reload():
     assert torch.equal(reloaded(q[:, :, :9], k, v), causal(q[:, :, :9], k, v))
 
 
-@pytest.mark.parametrize("imports", ["import torch, attncc", "import attncc.ops, torch"])
-def test_an_exported_program_loads_in_a_process_that_imported_attncc_alone(tmp_path, imports):
-    causal, file = attncc.load(SPECS / "causal.attn"), tmp_path / "program.pt2"
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with program.pt2, and call.pt: its inputs, and what it gives."""
+    causal, folder = attncc.load(SPECS / "causal.attn"), tmp_path_factory.mktemp("exported")
 
     class Module(torch.nn.Module):
         def forward(self, q, k, v):
             return causal(q, k, v)
 
     inputs, _ = call(grad=False)
-    torch.export.save(torch.export.export(Module(), inputs), file)
-    torch.save((*inputs, causal(*inputs)), tmp_path / "call.pt")
+    torch.export.save(torch.export.export(Module(), inputs), folder / "program.pt2")
+    torch.save((*inputs, causal(*inputs)), folder / "call.pt")
+    return folder
+
+
+@pytest.mark.parametrize("imports", ["import torch, attncc", "import attncc.ops, torch"])
+def test_an_exported_program_loads_in_a_process_that_imported_attncc_alone(exported, imports):
     text = f"""{imports}
 import sys
 assert "attncc.frontend" not in sys.modules  # what a program that calls nothing would wait for
-*given, out = torch.load({str(tmp_path / "call.pt")!r})
-assert torch.equal(torch.export.load({str(file)!r}).module()(*given), out)
+*given, out = torch.load({str(exported / "call.pt")!r})
+assert torch.equal(torch.export.load({str(exported / "program.pt2")!r}).module()(*given), out)
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
