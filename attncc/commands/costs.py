@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attncc.commands.console import amount, digits, duration
@@ -51,6 +52,28 @@ def forward_costs(planned: Planned, visited: int | None) -> Costs:
     return planner.costs(planned.choice.plan, planned.shape, planned.target, visited, spread, special)
 
 
+def backward_costs(
+    planned: Planned, plan: KernelPlan, tiles: Mapping[str, int] | None
+) -> tuple[Costs, Mapping[str, Costs]]:  # fmt: skip
+    """Those of a backward plan and of each of its kernels, with so many visited tiles by their names (None: all)."""
+    from attncc import analysis, planner
+
+    spread = analysis.spread(planned.spec, planned.visits)
+    special = planner.special_functions(planned.spec)
+    return planner.backward_costs(plan, planned.shape, planned.target, tiles, spread, special)
+
+
+def predicted_ms(planned: Planned, plan: KernelPlan, known: Contents) -> float:
+    """What the model says of this call with a plan of either pass; over all tiles where those visited are not known."""
+    from attncc import analysis
+
+    if plan.direction == "backward":
+        return backward_costs(planned, plan, visited_tiles(planned, plan, known.values))[0].predicted_ms
+    counts = analysis.tile_counts(planned.spec, planned.shape, plan.tile_q, plan.tile_k, known.values, planned.visits)
+    visited = None if counts is None else counts["partial"] + counts["full"]
+    return forward_costs(replace(planned, choice=replace(planned.choice, plan=plan)), visited).predicted_ms
+
+
 def visited_tiles(planned: Planned, plan: KernelPlan, values: Mapping[str, Any]) -> dict[str, int] | None:
     """Tiles that each kernel of a backward plan visits, by name; None where a value is missing."""
     from attncc import analysis
@@ -65,7 +88,7 @@ def visited_tiles(planned: Planned, plan: KernelPlan, values: Mapping[str, Any])
 
 
 def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    from attncc import analysis, pipeline, planner
+    from attncc import pipeline, planner
 
     if not planned.target.is_gpu:
         return None
@@ -75,8 +98,7 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
         return None
     shape, target = planned.shape, planned.target
     tiles = None if values is None else visited_tiles(planned, plan, values)
-    spread = analysis.spread(planned.spec, planned.visits)
-    whole, kernels = planner.backward_costs(plan, shape, target, tiles, spread, planner.special_functions(planned.spec))
+    whole, kernels = backward_costs(planned, plan, tiles)
     forms = planner.backward_forms(plan, shape, target, tiles)
     called = {name: "dk" if name == "dkdv" and plan.dv is not None else name for name in kernels}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,16 +12,24 @@ import click
 from attncc.commands.console import REFERENCES, count, duration, say, say_json, table, tell
 from attncc.commands.options import FILE, json_option, layout_option, request, shape_option, values_of
 from attncc.errors import AttnError, CheckError, EnvironmentFault
+from attncc.runtime.keys import plain
 
 if TYPE_CHECKING:
     from attncc.commands.contents import Contents
     from attncc.pipeline import Planned
+    from attncc.planner import Candidate
     from attncc.runtime.search import Found
     from attncc.runtime.tune import Tell, Tuning
 
 BOTH = ("forward", "backward")
 RANKED_SHOWN = 10
-SUMS = {"added": "dQ added up", "turns": "dQ added up in turns", "apart": "dQ apart"}
+DETAILS: dict[str, dict[Any, str]] = {
+    "reference": {"running": "running maximum", "two_pass": "maximum found first", "fixed": "fixed reference"},
+    "loads": {"pointer": "loads by pointers", "descriptor": "loads by descriptors"},
+    "apart": {True: "whole tiles in a loop of their own", False: "one loop for all tiles"},
+    "queries": {1: "one buffer of Q", 2: "two buffers of Q"},
+    "sums": {"added": "sums of dQ for each head", "turns": "sums of dQ that heads share", "apart": "dQ by itself"},
+}
 HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown out", "took")
 
 
@@ -56,7 +64,7 @@ def command(
     planned = pipeline.plan(asked)
     known = contents(planned.spec, planned.shape, planned.values, values.tensors)
     if here is None or here != planned.target.name:
-        _without(planned, known, here, target, as_json)
+        _without(planned, known, passes or BOTH, here, target, as_json)
     if planned.spec.ragged:
         raise AttnError("calls of packed sequences are not tuned yet: they take the planner's plan")
     from attncc.runtime.tune_drawn import drawn, tune_drawn
@@ -74,33 +82,50 @@ def command(
         raise CheckError(f"no plan of {made.name} was measured with right numbers: nothing is kept")
 
 
-def _without(planned: Planned, known: Contents, here: str | None, named: str | None, as_json: bool) -> None:
-    """No such GPU: the model's ranking, and what that cannot tell. Raises EnvironmentFault."""
-    from attncc import planner
-    from attncc.commands.costs import forward_costs
-    from attncc.commands.facts import mask_facts, visited
-
+def _without(
+    planned: Planned, known: Contents, passes: tuple[str, ...], here: str | None, named: str | None, as_json: bool
+) -> None:  # fmt: skip
+    """No such GPU: what would be measured in its order, the planner's choice first, with the model's times of the call.
+    Raises EnvironmentFault."""
     wanted = planned.target.name
     there = f"this machine's GPU is {here}" if here else "there is no GPU here"
     if named is None:
         raise EnvironmentFault(f"{there}: --target sm_90 and others rank plans by the model")
     if not planned.target.is_gpu:
         raise EnvironmentFault("the CPU program has one plan: there is nothing to tune")
-    ranked = planner.candidates(planned.spec, planned.shape, planned.target, planned.visits)
-    first = ranked[0].predicted_ms or 1.0  # plans are ranked by a usual call: what that says is how they compare
-    own = forward_costs(planned, visited(mask_facts(planned, known))).predicted_ms
-    times = [None if c.predicted_ms is None else own * c.predicted_ms / first for c in ranked]  # not all are timed
+    from attncc.runtime.tune import candidates_of
+
+    ranked = {name: candidates_of(planned, name) for name in passes}
+    times = {name: _predicted(planned, found, known) for name, found in ranked.items()}
     if as_json:
-        rows = [{"choices": c.choices, "predicted_ms": ms} for c, ms in zip(ranked, times, strict=True)]
-        say_json({"name": planned.spec.name, "target": wanted, "measured": False, "ranking": rows})
+        rows = [
+            {"pass": name, "choices": c.choices, "predicted_ms": ms}
+            for name, found in ranked.items()
+            for c, ms in zip(found, times[name], strict=True)
+        ]
+        shape = plain(planned.shape)
+        say_json({"name": planned.spec.name, "target": wanted, "shape": shape, "measured": False, "ranking": rows})
     else:
-        told = ["-" if ms is None else duration(ms) for ms in times]
-        lines = [(str(i + 1), _plan(c.choices), ms) for i, (c, ms) in enumerate(zip(ranked, told, strict=True))]
-        say(table(("rank", "plan", "predicted"), lines[:RANKED_SHOWN], numbers=(0, 2)))
+        lines = [
+            (name, str(i + 1), plan, "-" if ms is None else duration(ms))
+            for name, found in ranked.items()
+            for i, plan, ms in zip(range(RANKED_SHOWN), plans_in_words([c.choices for c in found]), times[name])
+        ]
+        say(table(("pass", "rank", "plan", "predicted"), lines, numbers=(1, 3)))
     raise EnvironmentFault(
-        f"{there}: nothing was measured, nothing is kept. This is the model's ranking of the forward pass for "
-        f"{wanted}; run the command on a machine that has one"
+        f"{there}: nothing was measured, nothing is kept. These are the first plans that a search for {wanted} would "
+        "measure, with the model's times; run the command on a machine that has one"
     )
+
+
+def _predicted(planned: Planned, found: Sequence[Candidate], known: Contents) -> list[float | None]:
+    """The model's times of the call: of plans that it ranked, and of the planner's choice of each algorithm; it tells
+    others from these by too little."""
+    from attncc.commands.costs import predicted_ms
+
+    chosen = {c.plan.algorithm: c for c in reversed(found)}.values()
+    timed = (c.predicted_ms is not None or c in chosen for c in found)
+    return [predicted_ms(planned, c.plan, known) if one else None for one, c in zip(timed, found, strict=True)]
 
 
 def _print(made: Tuning) -> None:
@@ -129,8 +154,19 @@ def _took(found: Found) -> str:
     return duration(found.seconds * 1e3)
 
 
-def _plan(choices: Any) -> str:
-    """`fa2 128x64, 2 stages, 8 warps, 128 registers`, and for a second kernel its own."""
+def plans_in_words(several: Sequence[Any]) -> list[str]:
+    """Plans as `_plan` has them, with what tells those apart that would read alike."""
+    texts = [_plan(choices) for choices in several]
+    made = []
+    for choices, text in zip(several, texts, strict=True):
+        alike = [other for other, its in zip(several, texts, strict=True) if its == text]
+        told = [n for n in DETAILS if len({(c.get(n), (c.get("dkdv") or {}).get(n)) for c in alike}) > 1]
+        made.append(_plan(choices, told))
+    return made
+
+
+def _plan(choices: Any, told: Sequence[str] = ()) -> str:
+    """`fa2 128x64, 2 stages, 8 warps, 128 registers`, then these of DETAILS, and for a second kernel its own."""
     stages = "1 stage" if choices["stages"] == 1 else f"{choices['stages']} stages"
     parts = [f"{choices.get('algorithm', '')} {choices['tile_q']}x{choices['tile_k']}".strip(), stages,
              f"{choices['warps']} warps"]  # fmt: skip
@@ -138,12 +174,9 @@ def _plan(choices: Any) -> str:
         parts.append(f"{choices['max_registers']} registers")
     if choices.get("reference") in REFERENCES:
         parts.append(f"{REFERENCES[choices['reference']]} maximum")
-    if choices.get("apart"):
-        parts.append("loops apart")
-    if choices.get("sums"):
-        parts.append(SUMS[choices["sums"]])
+    parts += [DETAILS[name][choices[name]] for name in told if choices.get(name) in DETAILS[name]]
     second = choices.get("dkdv")
-    return ", ".join(parts) + (f"; dK and dV {_plan(second)}" if second else "")
+    return ", ".join(parts) + (f"; dK and dV {_plan(second, told)}" if second else "")
 
 
 @contextlib.contextmanager
