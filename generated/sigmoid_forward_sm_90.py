@@ -105,16 +105,16 @@ def handed(drawn, turn):
 
 
 def sigmoid_assembly():
-    """What a thread makes of 32 exponents: where the squares of their exponentials add up to less than 2^-10, for all threads of
-    a warp, e^x - e^2x, off by less than that of it; else two share a reciprocal, as e^x (1 + e^y) and e^y (1 + e^x), over
-    (1 + e^x) (1 + e^y)."""
+    """What a thread makes of 32 exponents: e^x - e^2x, off by less than e^2x of it, where the squares of their
+    exponentials add up to less than 2^-10 for all threads of a warp; else two share a reciprocal, as e^x (1 + e^y) and
+    e^y (1 + e^x), over (1 + e^x) (1 + e^y)."""
     made, exponents = ([f"${i}" for i in range(first, first + 32)] for first in (0, 32))
     lines = ["{ .reg .pred large; .reg .f32 a, b, e<32>, squares<4>;"]
     lines += [f"mov.f32 squares{i}, 0.0;" for i in range(4)]
     for i in range(32):
         lines += [f"ex2.approx.ftz.f32 e{i}, {exponents[i]}; fma.rn.f32 squares{i % 4}, e{i}, e{i}, squares{i % 4};"]
         lines += [f"mul.f32 a, e{i}, -1.0; fma.rn.f32 {made[i]}, a, e{i}, e{i};"]
-    lines += [f"add.f32 squares{i}, squares{i}, squares{j};" for i, j in ((0, 1), (2, 3), (0, 2))]
+    lines += [f"add.f32 squares0, squares0, squares{i};" for i in range(1, 4)]
     lines += ["setp.gtu.f32 large, squares0, 0f3A800000; vote.sync.any.pred large, large, -1; @!large bra.uni DONE;"]
     for i in range(0, 32, 2):
         x, y = made[i : i + 2]
