@@ -328,13 +328,14 @@ def _loop(plan: KernelPlan, buffers: int, kept: Phase, second: Phase | None = No
 
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
-    replaced, go back from registers, so that a stage less of them waits; so does all that is converted."""
+    replaced, go back from registers, all pieces before the first product ends, so that a stage less of them waits; so
+    does all that is converted."""
     by_tma, buffers = plan.loads == "descriptor" and plan.stages > 1, latency(plan, target)
     barriers = BARRIERS + alignment(plan) if by_tma else 0
     loop = _loop(plan, buffers + (not plan.kept), {"query": 1, "bytes": barriers})
     if plan.kept or not (by_tma and plan.key_mask):
         return loop
-    return tuple({**moment, "value_ahead": buffers, "value_piece": 1} for moment in loop)
+    return tuple({**moment, "value_ahead": buffers, "value": 1} for moment in loop)
 
 
 def _tcgen05(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
