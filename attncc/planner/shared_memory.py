@@ -269,7 +269,8 @@ def _swaps(plan: KernelPlan, target: Target) -> bool:
     unit = matrix_unit(plan, target)
     if unit == "tcgen05":
         by_row = plan.reads_down and plan.narrow_bytes > 0  # what is loaded ahead is read as the scores lie
-        return (plan.classed or by_row) and plan.warps > 4 and plan.tile_k != padded(plan.head_dim_v)
+        other = plan.tile_k != padded(plan.head_dim_v) or plan.key_mask
+        return (plan.classed or by_row) and plan.warps > 4 and other
     return unit in ("wgmma", "mma") and plan.row_tests and plan.tile_q == target.warp_size * plan.warps
 
 
@@ -328,8 +329,7 @@ def _loop(plan: KernelPlan, buffers: int, kept: Phase, second: Phase | None = No
 
 def _wgmma(plan: KernelPlan, target: Target) -> tuple[Phase, ...]:
     """Q and every stage of K and V stay; P goes from registers. Values that came by TMA, where some of them are
-    replaced, go back from registers, all pieces before the first product ends, so that a stage less of them waits; so
-    does all that is converted."""
+    replaced, go back from registers, all pieces, so that a stage less of them waits; so does all that is converted."""
     by_tma, buffers = plan.loads == "descriptor" and plan.stages > 1, latency(plan, target)
     barriers = BARRIERS + alignment(plan) if by_tma else 0
     loop = _loop(plan, buffers + (not plan.kept), {"query": 1, "bytes": barriers})

@@ -65,6 +65,7 @@ BIASES = [
     ("attention rows(t: i8[b, row], u: i8[b, row]) { mask u[b, row] <= k < t[b, row] }", "f16", 16, 16, 4096, "sm_80"),
     ("attention wide { mask k % 3 != 1 }", "f32", 32, 256, 17, "sm_90"),
     ("attention pieces { mask k % 3 != 1 }", "bf16", 16, 96, 4096, "sm_90"),
+    ("attention pieces { mask k % 3 != 1 }", "bf16", 256, 32, 4096, "sm_100"),
     ("attention late(t: i16[h, row, k]) { score s + t[h, row, k] }", "bf16", 31, 96, 4096, "gfx942"),
     ("attention sparse { softmax sparsemax }", "bf16", 128, 128, 4096, "sm_100"),
     ("attention flag(t: i32[h, row, k]) { score where(t[h, row, k] > 0, s, s - 1.0) }", "bf16", 40, 40, 1, "gfx942"),
