@@ -150,6 +150,8 @@ def _device(spec: AttentionSpec, device: str | None, algorithm: str | None) -> s
         raise RequestError(f"--algorithm {algorithm} is of the Triton kernels: a CPU has one program")
     if chosen == "interpreter" and algorithm == "fa3":
         raise RequestError("Triton's interpreter knows no Gluon, in which fa3 is written: --device cuda")
+    if chosen == "interpreter" and spec.precision.inputs == "bf16":
+        raise RequestError("Triton's interpreter multiplies no bfloat16: --device cpu or cuda, or other inputs")
     if chosen == "cuda" and local_target() is None:
         raise EnvironmentFault("there is no GPU here: --device cpu, or --device interpreter for the Triton kernel")
     return chosen

@@ -150,6 +150,8 @@ class Through(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         derivatives.refuse_several((d_out, d_lse), "gradients of 8-bit inputs by is_grads_batched")
+        if torch.is_grad_enabled():  # create_graph: what would be lost is the way back to the floats
+            raise NotBuilt(f"{ctx.attention.name}: {autograd.ONCE.format('gradients of 8-bit inputs')}")
         wanted = ctx.needs_input_grad[6:]
         if d_out is None and d_lse is None:
             return (None,) * (6 + len(wanted))

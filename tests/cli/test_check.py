@@ -98,3 +98,9 @@ def test_what_a_spec_pins_runs_too(program, asked):
     assert program("check", "p.attn").status == 0
     assert asked[0][-1][1] == "interpreter"
     assert program("check", "p.attn", "--algorithm", "fa2").status == 0
+
+
+def test_bfloat16_is_refused_where_triton_interprets(program):
+    Path("c.attn").write_text("attention c { mask k <= q } precision { inputs bf16 }")
+    said = program("check", "c.attn", "--device", "interpreter")
+    assert said.status == 2 and "multiplies no bfloat16" in said.err

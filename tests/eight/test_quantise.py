@@ -172,3 +172,10 @@ def test_derivatives_other_than_backward_are_refused(derive):
     near = attncc.quantize(q, k, v)
     with pytest.raises(attncc.NotBuilt, match=r"8-bit inputs under torch\.func"):
         torch.func.vmap(lambda y: eight.quantised(near, a=y))(slopes[None])
+
+
+def test_a_derivative_of_a_gradient_is_refused_and_not_left_out():
+    attn = attncc.compile("attention c { mask k <= q } precision { inputs f8e4m3 }")
+    x = torch.randn(1, 1, 5, 32, requires_grad=True)
+    with pytest.raises(attncc.NotBuilt, match="differentiable once"):
+        torch.autograd.grad(attn(x, x, x).square().sum(), x, create_graph=True)
