@@ -24,7 +24,7 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
     """
     from attncc import planner
 
-    _refuse_kept(planned.spec)
+    refuse_kept(planned.spec)
     chosen = planned.choice.plan
     planned = replace(planned, spec=planned.spec.reporting({"entropy"} & {*planned.spec.reports}))  # others have none
     if not planned.target.is_gpu:
@@ -43,10 +43,11 @@ def backward(planned: Planned, deterministic: bool = False) -> Planned:
     return replace(planned, choice=replace(planned.choice, plan=plan, rejected=()))
 
 
-def _refuse_kept(spec: AttentionSpec) -> None:
+def refuse_kept(spec: AttentionSpec) -> None:
+    """NotBuilt for what is made of a call with 8-bit k and v beside a q of floats, but the call itself."""
     if spec.precision.kept is not None:
-        inputs = f"{spec.precision.kept} k and v beside a q of floats"
-        raise NotBuilt(f"{spec.name}: derivatives of {inputs} are not built yet")
+        raise NotBuilt(f"{spec.name}: derivatives, and transforms of functions, of {spec.precision.kept} k and v "
+                       "beside a q of floats are not built yet")  # fmt: skip
 
 
 def repeatable(planned: Planned) -> Planned:
@@ -68,7 +69,7 @@ def tangent(planned: Planned) -> Planned:
     from attncc import planner
     from attncc.analysis.tangent import unbuilt
 
-    _refuse_kept(planned.spec)
+    refuse_kept(planned.spec)
     chosen = planned.choice.plan
     for what in unbuilt(planned.spec):
         raise NotBuilt(f"{planned.spec.name}: the forward-mode derivative of {what} is not built yet")

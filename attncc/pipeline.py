@@ -17,6 +17,7 @@ from attncc.passes import TANGENT as TANGENT
 from attncc.passes import backward as backward
 from attncc.passes import compiled as compiled
 from attncc.passes import every_backward as every_backward
+from attncc.passes import refuse_kept as refuse_kept
 from attncc.passes import render as render
 from attncc.passes import repeatable as repeatable
 from attncc.passes import tangent as tangent

@@ -107,9 +107,9 @@ class CpuLowering:
         self._place(e, lines)
         return self.printer(e, binds)
 
-    def number(self, e: Expr, lines: list[str]) -> str:
+    def number(self, e: Expr, lines: list[str], binds: int = ANY) -> str:
         """A float `e` as a tensor of the products' type."""
-        text = self.text(e, lines)
+        text = self.text(e, lines, binds if of_dtype(e) else ANY)
         return text if of_dtype(e) else f"{self._tensor(text)}.to(dtype)"
 
     def _tensor(self, text: str) -> str:

@@ -12,6 +12,7 @@ from attncc.codegen.cpu_lower import CpuLowering, of_dtype, prepared
 from attncc.codegen.cpu_ranges import ranges_of
 from attncc.codegen.environment import rendered
 from attncc.codegen.layout import provenance
+from attncc.codegen.printer import UNARY
 from attncc.codegen.selfcheck import DenseCheck, comment, dense_check, free_axes, in_order
 from attncc.codegen.tangent_parts import TangentCall, call_of, shared, spelled_names
 from attncc.ir import AttentionSpec, Expr, KernelPlan, Visits, names
@@ -101,7 +102,7 @@ def _sink(low: CpuLowering, spec: AttentionSpec) -> tuple[str, str]:
     moves = ZERO if sink is None else tangent(sink, spec)
     if sink is None or moves == ZERO:
         return "", ""
-    return low.number(sink, low.row), low.number(moves, low.row)
+    return low.number(sink, low.row), low.number(moves, low.row, UNARY)
 
 
 def _stages(low: CpuLowering, spec: AttentionSpec, pair: list[str]) -> list[str]:

@@ -95,7 +95,7 @@ class TangentView:
     torch_dtype: str
     tolerance: str
     dropout: str = ""  # it has no tangent yet
-    widened: str = ""  # nor have 8-bit inputs
+    kept: str = ""  # nor have 8-bit inputs
     kernels: tuple[()] = ()  # this is its only one
 
 

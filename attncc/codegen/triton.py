@@ -146,11 +146,6 @@ class KernelView:
     kernels: tuple[KernelView, ...] = ()  # of an algorithm of several: this is of the file then
     stage: str = ""  # which of them
 
-    @property
-    def widened(self) -> str:
-        """Behind a tile of K or V."""
-        return f".to(tl.{self.element})" if self.kept else ""
-
 
 def render(
     spec: AttentionSpec, visits: Visits, plan: KernelPlan, text: str = "", resources: Any = None,

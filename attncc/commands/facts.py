@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,8 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
 
     spec = planned.spec
     mask = mask_facts(planned, known)
+    tiles = mask["tiles"]
+    visited = None if tiles["partial"] is None else tiles["partial"] + tiles["full"]
     return {
         "name": spec.name,
         "spec": frontend.canonical(spec),
@@ -40,16 +41,10 @@ def facts(planned: Planned, known: Contents) -> dict[str, Any]:
         "pinned": [n for n, x in plain(spec.schedule(planned.target.name)).items() if x is not None],
         "backward": backward_facts(planned),
         "rejected": [{"plan": plain(plan), "reason": reason} for plan, reason in planned.choice.rejected],
-        "io": io_facts(planned, known, visited(mask)),
+        "io": io_facts(planned, known, visited),
         "product": planned.target.product,
         "warnings": [_warning(d) for d in pipeline.warnings(planned)],
     }
-
-
-def visited(mask: Mapping[str, Any]) -> int | None:
-    """Tiles that are not skipped, by `mask_facts`."""
-    tiles = mask["tiles"]
-    return None if tiles["partial"] is None else int(tiles["partial"] + tiles["full"])
 
 
 def backward_facts(planned: Planned) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attncc.errors import NotBuilt
+from attncc.pipeline import refuse_kept
 from attncc.runtime.derivatives import Call, Gradients, Tangents, asking
 from attncc.runtime.vmap import vmapped
 
@@ -129,13 +130,6 @@ def refuse_ungiven(spec: AttentionSpec, learned: Sequence[str], what: str = "gra
             declare = f"declare `{name}: {kind} grad`, or " if p.type == "float" else ""  # no other has one
             verb = "requires a gradient" if what == "gradient" else f"has a {what}"
             raise ValueError(f"{name} {verb}, and {spec.name} gives it none: {declare}pass {name}.detach()")
-
-
-def refuse_kept(spec: AttentionSpec) -> None:
-    """NotBuilt for derivatives of a call with 8-bit k and v beside a q of floats."""
-    if spec.precision.kept is not None:
-        raise NotBuilt(f"{spec.name}: derivatives, and transforms of functions, of {spec.precision.kept} k and v "
-                       "beside a q of floats are not built yet")  # fmt: skip
 
 
 def refuse(spec: AttentionSpec, q: Tensor, given: Mapping[str, Any]) -> None:

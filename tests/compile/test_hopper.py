@@ -21,6 +21,7 @@ from attncc.runtime.compile import load_module
 from attncc.targets import target
 
 PINNED = "3.7.1"  # the version whose spills are known
+OF_PAIRS = 192  # bytes, of a number for each pair: fa2 is taken there, but for wide heads
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FEW = [("causal", 128, 128, "bf16"), ("window_alibi_sinks", 64, 64, "f16")]
 SIZES = [(64, 64), (96, 96), (192, 128), (128, 64), (256, 256)]
@@ -59,8 +60,8 @@ def check(compiled, name: str, d: int, dv: int, dtype: str) -> None:
     assert found.shared_bytes <= plan.shared_bytes <= target("sm_90").shared_bytes
     assert plan.shared_bytes <= 1.02 * found.shared_bytes
     assert found.instructions["wgmma"] and found.instructions["setmaxnreg"]
-    if triton.__version__ == PINNED and not plan.pair_bytes:  # a number for each pair is for wide heads, or fa2
-        assert not found.spills
+    if triton.__version__ == PINNED:
+        assert found.spills <= (OF_PAIRS if plan.pair_bytes else 0)
 
 
 @pytest.mark.parametrize(("name", "d", "dv", "dtype"), FEW)

@@ -34,6 +34,9 @@ MORE = [
          cases.draw(e=(cases.H,)), poisoned=20),
     Case("ramp", "attention x(a: float grad) { softmax relu(3) weight a score s + 0.5 mask k <= q }",
          lambda g: {"a": 0.6}),
+    Case("two_in_a_sink", "attention x(c: float grad, a: f32[h] grad, n: int) "
+         "{ softmax sink(a[h] + c * a[h] + n // 2 * c) mask k <= q }",
+         lambda g: {**cases.draw(a=(cases.H,))(g), "c": 0.3, "n": 5}),
     Case("undivided", "attention x(a: f32[h] grad) { softmax none score a[h] * exp2(s) mask k <= q and k < 33 }",
          cases.draw(a=(cases.H,)), poisoned=20),
 ]  # fmt: skip
