@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from attncc.analysis.emit import Emitter
 from attncc.analysis.interval import Unbounded
 from attncc.analysis.kernel import every_tile
 from attncc.analysis.lift import Lift
 from attncc.analysis.solve import frame
-from attncc.ir import AttentionSpec, Expr, Visits
+from attncc.ir import AttentionSpec, Expr, Op, Read, Visits, names, walk
+
+CLAMPS = ("min", "max", "where")  # without one of these an index hardly ever stays the same over a tile
+ROWS, KEYS = frozenset(("q", "row")), frozenset(("k",))
+
+
+@dataclass(frozen=True)
+class SameEntry:
+    """What scores read at clamped distances: far from the diagonal all pairs of a tile read the same entry."""
+
+    # Each with its least and its greatest value in a tile, over the names that tests have: equal ones.
+    indices: tuple[tuple[Expr, Expr, Expr], ...]
+    reads: tuple[Read, ...]  # of pairs, but for those that are indices
+
+
+@lru_cache
+def same_entry(spec: AttentionSpec) -> SameEntry | None:
+    """Of the tiles of keys that a tile of rows visits; None where a score reads tensors for each pair in other ways
+    too, or something besides the scores reads the same."""
+    indices = tuple(dict.fromkeys(i for e in spec.scores for i in entry_indices(e)))
+    reads = tuple(dict.fromkeys(n for e in spec.scores for n in walk(e) if isinstance(n, Read) and of_pair(n)))
+    inner = {n for r in reads for i in r.indices for n in walk(i)}
+    others = (*spec.masks, *spec.softmax.args, *(e for e in (spec.weight, spec.dropout) if e is not None))
+    used = {n for e in (*others, *(value for _, value in spec.lets)) for n in walk(e)}
+    if not indices or not all(map(clamped, indices)) or used & {*reads}:
+        return None
+    f = frame(spec, "q", use_tables=False)
+    lift, emitter = Lift(spec, f.algebra), Emitter(spec)
+    try:
+        ends = [f.domain.extremes(lift(i)) for i in indices]
+    except Unbounded:
+        return None
+    if any(low.eq(high) is f.algebra.false for low, high in ends):
+        return None
+    found = SameEntry(
+        tuple((i, emitter(a), emitter(b)) for i, (a, b) in zip(indices, ends, strict=True)),
+        tuple(r for r in reads if r not in inner),
+    )
+    return None if emitter.lets else found
+
+
+def of_pair(e: Expr) -> bool:
+    """Whether each pair of a row and a key has its own value."""
+    return bool(names(e) & ROWS and names(e) & KEYS)
+
+
+def entry_indices(e: Expr) -> Iterator[Expr]:
+    """The indices of its reads of a pair's own entry that are no reads themselves."""
+    for node in walk(e):
+        if isinstance(node, Read):
+            yield from (i for i in node.indices if of_pair(i) and not any(isinstance(n, Read) for n in walk(i)))
+            if of_pair(node) and not any(map(of_pair, node.indices)):
+                yield node  # at a row and a key: no clamp in it
+
+
+def clamped(e: Expr) -> bool:
+    return any(isinstance(n, Op) and n.op in CLAMPS for n in walk(e))
 
 
 def alike_visits(spec: AttentionSpec, v: Visits, indices: Sequence[Expr]) -> tuple[Visits, tuple[Expr, ...]] | None:

@@ -7,19 +7,17 @@ for each pair. Whether a tile is one of them follows from the corners of the til
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from attncc.analysis import alike_visits
+from attncc.analysis.alike import alike_visits, clamped, entry_indices
 from attncc.analysis.normaliser import normaliser
 from attncc.codegen.backward_pairs import Pairs, pairs
 from attncc.codegen.backward_sites import Site
 from attncc.codegen.loops import local_names
-from attncc.codegen.lower import Lowering, level
-from attncc.ir import Expr, Op, Read, Var, Visits, rewrite, walk
-
-CLAMPS = ("min", "max", "where")  # without one of these an index hardly ever stays the same over a tile
+from attncc.codegen.lower import Lowering
+from attncc.ir import Expr, Read, Var, Visits, rewrite
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,11 @@ def alike(
     """For a kernel whose `pairs` are `found`, with the visits that tell tiles of one entry from others; None where no
     score reads so, or the tiles are told apart by other tests."""
     spec = lowering.spec
-    indices = tuple(dict.fromkeys(i for e in spec.scores for i in _indices(e)))
+    indices = tuple(dict.fromkeys(i for e in spec.scores for i in entry_indices(e)))
     plain = found.score == "s" and len(found.scores) == len(spec.scores) and spec.weight is None
     plain = plain and normaliser(spec).exponential
     closed = bool(visits.full) and visits.may is None and visits.must is None and not visits.summaries
-    known = (
-        alike_visits(spec, visits, indices) if indices and plain and closed and all(map(_clamped, indices)) else None
-    )
+    known = alike_visits(spec, visits, indices) if indices and plain and closed and all(map(clamped, indices)) else None
     if known is None:
         return None
     kept, own = dict(lowering.names), lowering.take("program")
@@ -86,19 +82,6 @@ def _needed(loads: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:
         if any(name in re.findall(r"\w+", other) for other in (*kept, *users)):
             kept.append(line)
     return tuple(reversed(kept))
-
-
-def _indices(e: Expr) -> Iterator[Expr]:
-    """The indices of its reads of a pair's own entry that are no reads themselves."""
-    for node in walk(e):
-        if isinstance(node, Read):
-            yield from (i for i in node.indices if level(i) == "pair" and not any(isinstance(n, Read) for n in walk(i)))
-            if level(node) == "pair" and all(level(i) != "pair" for i in node.indices):
-                yield node  # at a row and a key: no clamp in it
-
-
-def _clamped(e: Expr) -> bool:
-    return any(isinstance(n, Op) and n.op in CLAMPS for n in walk(e))
 
 
 def _site(site: Site, values: dict[Expr, Var]) -> Site:

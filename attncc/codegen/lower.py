@@ -94,10 +94,14 @@ class Lowering:
         e = rewrite(fold(e), self._by_tile) if self.tiles else fold(e)
         if self.language == "gl":
             e = cheaper(e, lambda divisor: level(divisor) == "program")
-        for name, value in self.spec.lets:
-            self._bind_let(name, fold(value), e)
+        self.bind_lets(e)
         self._place_reads(e)
         return self.printer(e, binds)
+
+    def bind_lets(self, user: Expr) -> None:
+        """The lets that `user` holds, as statements of their own; those of `s` stay where the score is."""
+        for name, value in self.spec.lets:
+            self._bind_let(name, fold(value), user)
 
     def _by_tile(self, e: Expr) -> Expr | None:
         """A scale as one number for all keys of a tile."""
@@ -111,7 +115,6 @@ class Lowering:
         return taken
 
     def _bind_let(self, name: str, value: Expr, user: Expr) -> None:
-        """A let that `user` holds, as a statement of its own; one of `s` stays where the score is."""
         if value in self._known or not isinstance(value, Op) or "s" in names(value) or value not in set(walk(user)):
             return
         self._place_reads(value)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+from attncc.analysis.alike import clamped
 from attncc.errors import PlanError
-from attncc.ir import AttentionSpec, KernelPlan, Op, PassPlan, Shape, Var, names, walk
+from attncc.ir import AttentionSpec, KernelPlan, PassPlan, Shape, Var, names, walk
 from attncc.planner import hopper_backward
 from attncc.planner.backward_memory import fa2_backward
 from attncc.planner.classes import MAX_HEAD_DIM
@@ -61,7 +62,6 @@ APART = ("dq", "dv", "dkdv")  # with dV by itself, the last makes dK alone
 TOGETHER = 128  # columns of a head up to which registers have room for dK and dV of a tile
 WALKED = 8 * 2**20  # bytes that programs side by side walk over: a sixth of a Hopper's L2, of which some is used twice
 PROGRAMS = 256  # that fill a GPU: the longest of them first, they end together
-CLAMPS = ("min", "max", "where")  # that can make an index the same over a tile
 PAIRS = {"pair": 8, "gather": 32, "positions": 16}  # of a thread, at most, by what a score asks for
 WIDE_PAIRS = 16  # the same beside a sum of a head wider than TOGETHER, of p, and of dp in kernels that make it
 
@@ -211,5 +211,5 @@ def _grads(spec: AttentionSpec) -> Iterator[str]:
             yield "own" if "b" in plain and plain & {"h", "h_kv"} else "shared"
         else:
             yield "table"
-            if any(isinstance(n, Op) and n.op in CLAMPS for n in walk(node)):
+            if clamped(node):
                 yield "alike"

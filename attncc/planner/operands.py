@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from attncc.ir import AttentionSpec, Const, Expr, Op, Read, Var, names, walk
@@ -65,10 +65,11 @@ class Operands:
         return self.narrow, self.index, self.narrow_keys, self.flags
 
 
-def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
+def operands(spec: AttentionSpec, apart: bool = False, late: Collection[Read] = ()) -> Operands:
     """What the scores, masks and weight of `spec` read in the loop over keys. Each element that is read counts once.
 
     `apart`: the matrix unit keeps its accumulators to itself, so that what is added to q·k is loaded as any other.
+    `late`: what is read under a condition, and not ahead of it.
     """
     expressions = (*spec.masks, *spec.scores, *((spec.weight,) if spec.weight is not None else ()))
     reads = dict.fromkeys(n for e in expressions for n in walk(e) if isinstance(n, Read))
@@ -95,7 +96,7 @@ def operands(spec: AttentionSpec, apart: bool = False) -> Operands:
         found.visit(read, 0, late=True)
     for e in expressions:
         for read in _outermost(e):
-            found.visit(read, 0)
+            found.visit(read, 0, read in late)
     for read in (r for t in _of_keys(spec) for r in _outermost(t)):
         masked.visit(read, 0)
     whole = {r for e in expressions for r in _outermost(e, compared=False)}

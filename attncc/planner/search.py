@@ -132,10 +132,12 @@ def _candidates(
     algorithm = _algorithm(schedule, target)
     dtype = spec.precision.inputs or shape.dtype
     caps = efficiency.register_caps(target) if dtype != "f32" and algorithm == "fa2" else (0,)
-    reads = {apart: operands(spec, apart) for apart in (False, True)}
+    same = analysis.same_entry(spec) if algorithm == "fa2" else None
+    late = same.reads if same is not None else ()
+    reads = {apart: operands(spec, apart, late) for apart in (False, True)}
     bare = replace(spec, masks=()) if visits is not None and visits.full else spec
     loops = visits is None or bool(visits.full)  # over whole tiles, too
-    in_full = {apart: operands(bare, apart) for apart in (False, True)}
+    in_full = {apart: operands(bare, apart, late) for apart in (False, True)}
     products, classed, key_mask = spec.precision.products, _classed(visits), has_key_mask(spec)
     for tile_q, tile_k, stages, warps in _tiles(spec, shape, target, schedule, algorithm):
         apart = units.unit_of(dtype, products, tile_q, warps, target) == "tcgen05"
