@@ -134,7 +134,8 @@ def measure(names: Sequence[str], length: int, rounds: int, backwards: bool) -> 
             forward.pop(name, None), backward.pop(name, None)
         print(f"{name}: {'; '.join(wrong[name]) or 'right'}", flush=True)
     with turns.GPU:
-        return {"wrong": wrong, "forward_ms": timed(forward, rounds), "backward_ms": timed(backward, rounds) if backward else {}}
+        back = timed(backward, rounds) if backward else {}
+        return {"wrong": wrong, "forward_ms": timed(forward, rounds), "backward_ms": back}
 
 
 def main() -> None:
