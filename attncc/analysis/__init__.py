@@ -1,6 +1,6 @@
 """What follows from a spec: the tiles that its mask visits, proofs, counts, widths of integers."""
 
-from attncc.analysis.alike import SameEntry, alike_visits, same_entry
+from attncc.analysis.alike import alike_visits, same_entry
 from attncc.analysis.counts import Balance, kept_pairs, row_counts, tile_counts, visited_tiles
 from attncc.analysis.derivative import derivative, ungradable
 from attncc.analysis.divisors import computed_divisors, computed_ints, divisors
@@ -18,7 +18,6 @@ __all__ = [
     "Env",
     "Proved",
     "Prover",
-    "SameEntry",
     "Widths",
     "alike_visits",
     "computed_divisors",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attncc.analysis import SameEntry
+from attncc.analysis import same_entry
 from attncc.codegen.loops import local_names
 from attncc.codegen.lower import Lowering
 from attncc.codegen.passes import fold
@@ -26,9 +26,12 @@ class SameView:
     many: tuple[str, ...]
 
 
-def same_view(lowering: Lowering, found: SameEntry) -> SameView:
-    """Taken before the scores themselves, which then have the reads and the lets at hand."""
+def same_view(lowering: Lowering) -> SameView | None:
+    """Taken before the scores themselves, which then have the reads and the lets at hand; None where no tile is one."""
     spec, kept = lowering.spec, dict(lowering.names)
+    found = same_entry(spec)
+    if found is None:
+        return None
     for e in spec.scores:
         lowering.bind_lets(fold(e))
     lets, own = lowering.take("pair"), lowering.take("program")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from attncc.analysis import nonnegative, same_entry, spread
+from attncc.analysis import nonnegative, spread
 from attncc.analysis.bounded import bounded
 from attncc.analysis.kernel import pruned
 from attncc.analysis.normaliser import normaliser
@@ -230,8 +230,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     lowering = lower(language)
     scale = Op("float", (spec.scale,), "float") if spec.scale is not None and spec.scale.type == "int" else spec.scale
     scale_text = lowering.text(scale if scale is not None else Const(plan.head_dim**-0.5), TERM)
-    entry = same_entry(spec) if plan.algorithm == "fa2" else None
-    same = same_view(lowering, entry) if entry is not None else None
+    same = same_view(lowering) if plan.algorithm == "fa2" else None
     scores, score_lines, shift, scaled, shared, gain = _scores(spec, lowering)
     rule, logistic = normaliser(spec), plan.reference == "none"
     offset = _logistic(spec, plan, lowering) if logistic else Offset()
@@ -271,10 +270,9 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
         weighing=weighing, excludes=not rule.vanishes, dropout=lowering.text(spec.dropout) if spec.dropout else "",
         program_lines=(*lowering.take("program"), scale_line, *shared, *offset.of_all), row_lines=row_lines,
         own_lines=lowering.take("row" if visits.outer == "q" else "key"), element=TORCH_TYPES[plan.dtype],
-        score_lines=score_lines, scores=scores, same=same, shift=shift,
-        scale_first=not (folds or scaled), scale_last=folds, weight=weight,
-        weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask, follows=follows,
-        mask_lines=mask_lines, mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits,
+        score_lines=score_lines, scores=scores, same=same, shift=shift, scale_first=not (folds or scaled),
+        scale_last=folds, weight=weight, weight_lines=weight_lines, key_lines=key_lines, key_mask=key_mask,
+        follows=follows, mask_lines=mask_lines, mask=mask, plain_lines=plain_lines, plain=plain, visits=view_visits,
         row_sink=rule.sink is not None and level(rule.sink) == "row", safe=SAFE.get(plan.dtype, ""), tables=tables_text,
         helpers=frozenset(lowering.printer.helpers), check=check, check_helpers=in_order(check.helpers),
         check_arguments=call_arguments(spec, names), elsewhere=elsewhere(plan.target), target=plan.target,
