@@ -241,8 +241,7 @@ def kernel_view(spec: AttentionSpec, visits: Visits, plan: KernelPlan, banner: S
     key_lines, (plain_lines, plain), (mask_lines, mask) = _masks(spec, visits, plan, lowering)
     key_mask, follows = _key_mask(spec, plan, lowering)
     tables_text = tables_view(visits, tables, args, names, plan.int_bits, lower) if tables else None
-    row_lines = (*lowering.take("row"), *offset.of_rows)
-    early = plan.reference == "first_tile"
+    row_lines, early = (*lowering.take("row"), *offset.of_rows), plan.reference == "first_tile"
     sparse, bound = sparse_view(rule, plan.dtype, plan.algorithm == "fa2"), _bounds(spec, plan, lowering)
     walked, in_parts = first_tile(visits) if early and visits.full else visits, sparse is not None and sparse.skips
     view_visits = visits_view(walked, lowering, True, early, in_parts)
