@@ -105,44 +105,38 @@ def handed(drawn, turn):
 
 
 def sigmoid_assembly():
-    """What a thread makes of 32 exponents: e^x - e^2x, off by less than e^2x of it, where the squares of their
-    exponentials add up to less than 2^-10 for all threads of a warp; else two share a reciprocal, as e^x (1 + e^y) and
+    """What a thread makes of 32 exponents, packed in pairs as they are multiplied: e^x - e^2x of packed exponentials, off
+    by less than e^2x of it, where all of a warp are below 2^-5; else two share a reciprocal, as e^x (1 + e^y) and
     e^y (1 + e^x), over (1 + e^x) (1 + e^y)."""
-    made, exponents = ([f"${i}" for i in range(first, first + 32)] for first in (0, 32))
-    lines = ["{ .reg .pred large; .reg .f32 a, b, e<32>, squares<4>;"]
-    lines += [f"mov.f32 squares{i}, 0.0;" for i in range(4)]
+    made, exponents = [f"${i}" for i in range(16)], [f"${i}" for i in range(16, 48)]
+    lines = ["{ .reg .pred large; .reg .f32 a, b, x, y, e<32>; .reg .b32 limit, less, pair<16>, most<2>;"]
+    lines += ["mov.b32 most0, 0; mov.b32 most1, 0; mov.b32 limit, 0x3D003D00;"]
     for i in range(32):
-        lines += [f"ex2.approx.ftz.f32 e{i}, {exponents[i]}; fma.rn.f32 squares{i % 4}, e{i}, e{i}, squares{i % 4};"]
-        lines += [f"mul.f32 a, e{i}, -1.0; fma.rn.f32 {made[i]}, a, e{i}, e{i};"]
-    lines += [f"add.f32 squares0, squares0, squares{i};" for i in range(1, 4)]
-    lines += ["setp.gtu.f32 large, squares0, 0f3A800000; vote.sync.any.pred large, large, -1; @!large bra.uni DONE;"]
-    for i in range(0, 32, 2):
-        x, y = made[i : i + 2]
+        lines += [f"ex2.approx.ftz.f32 e{i}, {exponents[i]};"]
+    for i in range(16):
+        lines += [f"cvt.rn.bf16x2.f32 pair{i}, e{2 * i + 1}, e{2 * i};"]
+        lines += [f"max.NaN.bf16x2 most{i % 2}, most{i % 2}, pair{i};"]
+        # without a rounding's name the product joins the difference: one instruction
+        lines += [f"mul.bf16x2 less, pair{i}, pair{i}; sub.bf16x2 {made[i]}, pair{i}, less;"]
+    lines += ["max.NaN.bf16x2 most0, most0, most1; set.gtu.bf16x2.bf16x2 less, most0, limit;"]
+    lines += ["setp.ne.b32 large, less, 0; vote.sync.any.pred large, large, -1; @!large bra.uni DONE;"]
+    for i in range(16):
         # up to 2^60, which leaves room for the product of two
-        lines += [f"min.NaN.f32 {x}, e{i}, 0f5D800000; min.NaN.f32 {y}, e{i + 1}, 0f5D800000;"]
-        lines += [f"add.f32 a, {x}, 1.0; add.f32 b, {y}, 1.0;"]
-        lines += [f"mul.f32 {x}, {x}, b; mul.f32 {y}, {y}, a; mul.f32 a, a, b; rcp.approx.ftz.f32 a, a;"]
-        lines += [f"mul.f32 {x}, {x}, a; mul.f32 {y}, {y}, a;"]
+        lines += [f"min.NaN.f32 x, e{2 * i}, 0f5D800000; min.NaN.f32 y, e{2 * i + 1}, 0f5D800000;"]
+        lines += ["add.f32 a, x, 1.0; add.f32 b, y, 1.0;"]
+        lines += ["mul.f32 x, x, b; mul.f32 y, y, a; mul.f32 a, a, b; rcp.approx.ftz.f32 a, a;"]
+        lines += [f"mul.f32 x, x, a; mul.f32 y, y, a; cvt.rn.bf16x2.f32 {made[i]}, y, x;"]
     return "\n".join([*lines, "DONE: }"])
 
 
 SIGMOIDS = gl.constexpr(sigmoid_assembly())
-SIGMOID_REGISTERS = gl.constexpr(",".join(["=&f"] * 32 + ["f"] * 32))
+SIGMOID_REGISTERS = gl.constexpr(",".join(["=&r"] * 16 + ["f"] * 32))
 
 
 @gluon.jit
 def sigmoids(x):
     """Sigmoids of a tile, whose exponentials are 2^x."""
-    return gl.inline_asm_elementwise(SIGMOIDS, SIGMOID_REGISTERS, [x], dtype=gl.float32, is_pure=True, pack=32)
-
-
-@gluon.jit
-def packed_pairs(p):
-    """Two neighbours as they are multiplied: the compiler would take them apart in between."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;",
-        "=r,f,f", [p], dtype=gl.bfloat16, is_pure=True, pack=2,
-    )
+    return gl.inline_asm_elementwise(SIGMOIDS, SIGMOID_REGISTERS, [x], dtype=gl.bfloat16, is_pure=True, pack=32)
 
 
 @gluon.jit
@@ -156,7 +150,6 @@ def sigmoid_forward_weights(s, tile, args, here, masked, raises):
         s = gl.where(keep, s, float("-inf"))
     p = sigmoids(s * scale + offset)
 
-    p = packed_pairs(p)
     return p
 
 
