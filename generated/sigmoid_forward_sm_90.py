@@ -105,8 +105,8 @@ def handed(drawn, turn):
 
 
 def sigmoid_assembly():
-    """What a thread makes of 32 exponents, packed in pairs as they are multiplied: e^x - e^2x of packed exponentials, off
-    by less than e^2x of it, where all of a warp are below 2^-5; else two share a reciprocal, as e^x (1 + e^y) and
+    """What a thread makes of 32 exponents, packed in pairs as they are multiplied: e^x - e^2x of packed exponentials,
+    off by less than e^2x of it, where all of a warp are below 2^-5; else two share a reciprocal, as e^x (1 + e^y) and
     e^y (1 + e^x), over (1 + e^x) (1 + e^y)."""
     made, exponents = [f"${i}" for i in range(16)], [f"${i}" for i in range(16, 48)]
     lines = ["{ .reg .pred large; .reg .f32 a, b, x, y, e<32>; .reg .b32 limit, less, pair<16>, most<2>;"]
