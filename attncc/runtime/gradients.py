@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from attncc.runtime.reference import (
     keep_mask,
     reference,
     rows,
-    sink_of,
+    sink_logits,
     sparse,
     summed,
     undivided,
@@ -39,9 +39,10 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Gradients:
-    """By name (q, k, v, parameters marked grad), in float64. `summed` is the l1 of what a gradient adds up
-    before signs cancel, dp and delta taken apart, and a slope of a score not below 1, the unit that its own rounding is
-    relative to (1 - tanh^2): rounding errors are in proportion to that."""
+    """By name (q, k, v, parameters marked grad), in float64. `summed` is the l1 of what a gradient adds up before signs
+    cancel, those of other pairs and rows among them, dp and delta taken apart, and a slope of a score not below 1, the
+    unit that its own rounding is relative to (1 - tanh^2): rounding errors are in proportion to that. Left empty for an
+    unfused computation."""
 
     values: Mapping[str, Tensor]
     summed: Mapping[str, float]
@@ -61,34 +62,41 @@ def gradients(
 
     `rounded` rounds every intermediate, on the way and on the way back: an unfused computation in that type.
     """
-    leaves = {n: _leaf(x, q.device) for n, x in (("q", q), ("k", k), ("v", v), *learned(spec, params).items())}
-    round_to: Step = (lambda x: x) if rounded is None else (lambda x: Rounded.apply(x, rounded))
-    mine = {n: x for n, x in leaves.items() if n not in ("q", "k", "v")}
-    out, lse, scaled, s, p = dense(spec, leaves["q"], leaves["k"], leaves["v"], {**params, **mine}, round_to)
+    leaves = _leaves(spec, q, k, v, params)
+    round_to: Step = _exact if rounded is None else (lambda x: Rounded.apply(x, rounded))
+    out, lse, _, _, _ = dense(spec, *_call(leaves, params), round_to)
     d_out, d_lse = (x.to(q.device, torch.float64) for x in (d_out, d_lse))
     d_lse = torch.where(lse.isfinite(), d_lse, 0.0)
-    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
     finite = torch.where(lse.isfinite(), lse, 0.0)
     ends = ([out, finite], [d_out, d_lse]) if has_lse(spec) else ([out], [d_out])
-    finite, d_lse = _of_lse(spec, finite, d_lse)
-    found = torch.autograd.grad(ends[0], list(leaves.values()), ends[1], **options)
-    dp = d_out.abs() @ leaves["v"].detach().abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT
+    found = torch.autograd.grad(ends[0], list(leaves.values()), ends[1], allow_unused=True, materialize_grads=True)
+    summed = {} if rounded is not None else _summed(spec, q, k, v, params, d_out, d_lse)
+    return Gradients(dict(zip(leaves, found, strict=True)), summed)
+
+
+def _summed(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], d_out: Tensor, d_lse: Tensor
+) -> dict[str, float]:
+    leaves = _leaves(spec, q, k, v, params)
+    out, lse, scaled, s, p = dense(spec, *_call(leaves, params), _exact, apart=True)
+    finite, d_lse = _of_lse(spec, torch.where(lse.isfinite(), lse, 0.0), d_lse)
+    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    d_p = d_out.abs() @ leaves["v"].detach().abs().repeat_interleave(q.shape[1] // v.shape[1], 1).mT
     if has_lse(spec):
         slope = p.detach()  # of the lse by a score
         if summed(spec):
             (slope,) = torch.autograd.grad([finite], [s], [torch.ones_like(finite)], **options)
-        dp = slope.abs() * dp
+        dp = slope.abs() * d_p
         delta = ((d_out * out).abs().sum(-1) + d_lse.abs()).detach()
         flat = dp + slope.abs() * delta[..., None]
-        flows = ([finite, s, scaled], [delta, dp, flat])
+        ends, flows = [finite, s, scaled], [delta, dp, flat]
+        if p.requires_grad:  # by what the spec's own weight reads
+            ends, flows = [*ends, p], [*flows, d_p]
     else:
-        (flat,) = torch.autograd.grad([p], [scaled], [dp], **options)
-        flows = ([p, scaled], [dp, flat.abs()])
-    flowing = torch.autograd.grad(flows[0], list(leaves.values()), flows[1], **options)
-    return Gradients(
-        dict(zip(leaves, found, strict=True)),
-        {n: float(x.abs().sum()) for n, x in zip(leaves, flowing, strict=True)},
-    )
+        (flat,) = torch.autograd.grad([p], [scaled], [d_p], **options)
+        ends, flows = [p, scaled], [d_p, flat.abs()]
+    found = torch.autograd.grad(ends, list(leaves.values()), flows, **options)
+    return {n: float(x.abs().sum()) for n, x in zip(leaves, found, strict=True)}
 
 
 def _of_lse(spec: AttentionSpec, lse: Tensor, d_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,19 +192,38 @@ class Rounded(torch.autograd.Function):
         return tangent.to(ctx.dtype).to(torch.float64)
 
 
+def _exact(x: Tensor) -> Tensor:
+    return x
+
+
+def _leaves(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> dict[str, Tensor]:
+    given = {"q": q, "k": k, "v": v, **learned(spec, params)}
+    return {n: _leaf(x, q.device) for n, x in given.items()}
+
+
+def _call(leaves: Mapping[str, Tensor], params: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    mine = {n: x for n, x in leaves.items() if n not in ("q", "k", "v")}
+    return leaves["q"], leaves["k"], leaves["v"], {**params, **mine}
+
+
 def _leaf(x: Any, device: torch.device) -> Tensor:
     made = x.detach() if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
     return made.to(device, torch.float64, copy=True).requires_grad_()
 
 
 def dense(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], to: Step, part: Env | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], to: Step, part: Env | None = None,
+    apart: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out, lse, the scaled products, the scores before any is excluded, and the weights; differentiable.
 
-    `part` says where the rows and heads of q, k and v stand that are a part of a call's, all in float64.
+    `part` says where the rows and heads of q, k and v stand that are a part of a call's, all in float64. With `apart`
+    gradients of parameters add up absolute values of pairs, and weights beside an lse have but those of the spec's own
+    weight, since the lse and the scores have the others.
     """
     env = part or environment(spec, q, k, params)
+    if apart:
+        env = replace(env, apart=(*q.shape[:3], k.shape[2]))
     product = to(q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT)
     s = scaled = to(product * (q.shape[-1] ** -0.5 if spec.scale is None else evaluate(spec.scale, env)))
     for score in spec.scores:
@@ -204,7 +231,7 @@ def dense(
     keep = keep_mask(spec, env, tuple(s.shape)) & (s != -math.inf)
     e, lse = _weights(spec, env, s, keep)
     lse = rows(spec, env, torch.where(keep, s, -math.inf), e, lse) if spec.reports else lse
-    p, keep = to(e), chosen(spec, e, keep)
+    p, keep = to(e.detach() if apart and has_lse(spec) else e), chosen(spec, e, keep)
     if spec.weight is not None or spec.dropout is not None:
         p = to(weighed(spec, p, keep, env, params))
     return to(weighted_values(p, v, keep)), lse, scaled, s, p
@@ -222,8 +249,7 @@ def _weights(spec: AttentionSpec, env: Env, s: Tensor, keep: Tensor) -> tuple[Te
         return weights / some, torch.where(total > 0, torch.log(some), -math.inf)[..., 0]
     if not has_lse(spec):
         return torch.where(keep, undivided(spec, torch.where(keep, s, 1.0), env), 0.0), s.new_empty(0)
-    sink = sink_of(spec)
-    extra = None if sink is None else evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
+    extra = sink_logits(spec, env, tuple(s.shape))
     top = s.new_full((*s.shape[:3], 1), -math.inf) if extra is None else extra.detach()
     if s.shape[-1]:
         top = torch.maximum(top, torch.where(keep, s.detach(), -math.inf).amax(-1, keepdim=True))

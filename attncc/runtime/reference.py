@@ -29,13 +29,15 @@ class Env:
     """What names mean: `values` by name (numbers, or tensors that broadcast), `tensors` with a dimension for each axis.
 
     `bits` gives, for each `bit` tensor, the number of bits on its last axis; its storage holds 32 of them in an i32.
-    What is evaluated lies on `device`.
+    What is evaluated lies on `device`. `apart` is a shape, [B, H, Q, K] or of rows, for each place of which a leaf is
+    read by itself, so that its gradient is the sum of absolute values.
     """
 
     values: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     bits: Mapping[str, int]
     device: torch.device | str = "cpu"
+    apart: tuple[int, ...] | None = None
 
     def having(self, **more: Any) -> Env:
         return replace(self, values={**self.values, **more})
@@ -65,10 +67,28 @@ def _node(e: Expr, args: list[Tensor], env: Env) -> Tensor:
     if isinstance(e, Const):
         return torch.tensor(e.value, dtype=DTYPES[e.type], device=env.device)
     if isinstance(e, Var):
-        return torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device=env.device)
+        found = torch.as_tensor(env.values[e.name], dtype=DTYPES[e.type], device=env.device)
+        return _apart(found, env) if found.is_leaf else found
     if isinstance(e, Read):
-        return _read(e, args, env)
+        return _apart(_read(e, args, env), env)
     return OPERATIONS[e.op](*args)
+
+
+def _apart(x: Tensor, env: Env) -> Tensor:
+    return Apart.apply(x, env.apart) if env.apart is not None and x.requires_grad else x
+
+
+class Apart(torch.autograd.Function):
+    """A value of its own for each place of a shape; its gradient is the sum of the absolute values of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.shape = x.shape
+        return x.expand(shape).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.abs().sum_to_size(ctx.shape), None
 
 
 def _read(e: Read, indices: list[Tensor], env: Env) -> Tensor:
@@ -185,6 +205,16 @@ def sink_of(spec: AttentionSpec) -> Expr | None:
     raise NotImplementedError(f"softmax {policy} has no reference yet")
 
 
+def sink_logits(spec: AttentionSpec, env: Env, shape: tuple[int, ...]) -> Tensor | None:
+    """The sink of each row, [B, H, Q, 1], of scores of `shape`; None for a policy without one."""
+    sink = sink_of(spec)
+    if sink is None:
+        return None
+    rows = (*shape[:3], 1)
+    by_rows = env if env.apart is None else replace(env, apart=rows)
+    return evaluate(sink, by_rows).to(torch.float64).expand(rows)
+
+
 def keep_mask(spec: AttentionSpec, env: Env, shape: tuple[int, ...]) -> Tensor:
     """The mask as a bool tensor of `shape` [B, H, Q, K]; true where the pair is kept."""
     mask = conjunction(spec.masks)
@@ -234,12 +264,8 @@ def normalised(spec: AttentionSpec, s: Tensor, env: Env) -> tuple[Tensor, Tensor
         return weights / torch.where(total == 0, 1.0, total)[..., None], total.log()
     if not has_lse(spec):
         return torch.where(s == -math.inf, 0.0, undivided(spec, s, env)), s.new_empty(0)
-    sink = sink_of(spec)
-    if sink is None:
-        lse = torch.logsumexp(s, -1)
-    else:
-        extra = evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)
-        lse = torch.logsumexp(torch.cat([s, extra], -1), -1)
+    extra = sink_logits(spec, env, tuple(s.shape))
+    lse = torch.logsumexp(s if extra is None else torch.cat([s, extra], -1), -1)
     return torch.where(s == -math.inf, 0.0, torch.exp(s - lse[..., None])), lse
 
 
@@ -281,9 +307,8 @@ def rows(spec: AttentionSpec, env: Env, s: Tensor, p: Tensor, lse: Tensor) -> Te
 def _entropy(spec: AttentionSpec, env: Env, s: Tensor, p: Tensor, lse: Tensor) -> Tensor:
     """-sum p log p over the pairs and the sink, as the lse less the mean score; 0 where a row has neither."""
     mean = (p * s).sum(-1)
-    if (sink := sink_of(spec)) is not None:
-        extra = evaluate(sink, env).to(torch.float64).expand(*s.shape[:3], 1)[..., 0]
-        mean = mean + torch.exp(extra - lse) * extra
+    if (extra := sink_logits(spec, env, tuple(s.shape))) is not None:
+        mean = mean + torch.exp(extra[..., 0] - lse) * extra[..., 0]
     return torch.where(lse.isfinite(), lse - mean, 0.0)
 
 

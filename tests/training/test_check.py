@@ -108,3 +108,25 @@ def test_the_reference_against_its_own_differences():
     rounded = gradients(spec, q, k, v, params, d_out, d_lse, torch.bfloat16)
     off = (rounded.values["q"] - exact.values["q"]).norm() / exact.values["q"].norm()
     assert 1e-4 < off < 3e-2 and not exact.values["q"][:, :, :2].any()
+
+
+@pytest.mark.parametrize("by", [1.0, 1.01])
+def test_a_gradient_that_sums_weights_of_both_signs_has_a_bound_that_it_meets_and_a_wrong_one_does_not(by):
+    spec = frontend.parse("attention x(s0: f32[h], c: float grad) { mask k <= q  weight s0[h] * c }").spec
+    run = compiled(spec, "cpu")
+
+    def changed(q, k, v, *, s0, c):
+        return run(q, k, v, s0=s0, c=Wrong.apply(c, lambda g: g * by) if isinstance(c, torch.Tensor) else c)
+
+    report = check(spec, shapes=(Shape(2, 4, 2, 33, 47, 32, 16),), seeds=(0,), run=changed, gradients=True)
+    assert [r.passed for r in report.rows if r.dtype == "f32"] == [by == 1.0] * 3, str(report)
+
+
+@pytest.mark.parametrize("part", ["score s + c * e[h]", "softmax sink(c * e[h])", "weight c * e[h]"])
+def test_what_a_gradient_adds_up_is_told_before_signs_cancel(part):
+    """Two heads of one content: what they add is the same but for its sign."""
+    spec = frontend.parse(f"attention x(e: f32[h], c: float grad) {{ {part} }}").spec
+    q, v = (torch.linspace(-1, 1, 3 * n, dtype=torch.float64).view(1, 1, 3, n).expand(1, 2, 3, n) for n in (4, 2))
+    k = torch.ones_like(q)
+    made = gradients(spec, q, k, v, {"e": torch.tensor([1.0, -1.0]), "c": 0.5}, v.sign(), torch.ones(1, 2, 3))
+    assert made.summed["c"] > 1
