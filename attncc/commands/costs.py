@@ -110,13 +110,14 @@ def _backward(planned: Planned, values: Mapping[str, Any] | None) -> dict[str, A
     }
 
 
-def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
-    """Lines of `explain`: label and text."""
+def rows(io: dict[str, Any], on_cpu: bool) -> list[tuple[str, str]]:
+    """Lines of `explain`: label and text. What is called HBM and L2 on a GPU has other names on a CPU."""
+    memory, cache = ("main memory", "cache") if on_cpu else ("HBM", "L2")
     ratio = io["standard_hbm_bytes"] / io["hbm_bytes"]
     standard = f"algorithm standard {amount(io['standard_hbm_bytes'], 'B')}, {digits(ratio)} times as much"
     over = "" if io["visited_tiles"] is not None else ", over all tiles: how many are visited is not known"
     lines = [
-        ("memory", f"{amount(io['hbm_bytes'], 'B')} of HBM{_cache(io)}; {standard}"),
+        ("memory", f"{amount(io['hbm_bytes'], 'B')} of {memory}{_cached(io, cache)}; {standard}"),
         ("formula", io["formulas"]["hbm_bytes"]),
         ("no cache", f"{io['formulas']['streamed_bytes']}: {amount(io['streamed_bytes'], 'B')}"),
         ("standard", io["formulas"]["standard_hbm_bytes"]),
@@ -124,12 +125,13 @@ def rows(io: dict[str, Any]) -> list[tuple[str, str]]:
         ("work", f"{amount(io['flops'], 'FLOP')}, {amount(io['exponentials'], '')} exponentials{over}"),
         ("", f"{io['formulas']['flops']} operations, {io['formulas']['exponentials']} exponentials"),
         *_shared(io),
-        ("time", _time(io)),
+        ("time", _time(io) + _rest(io)),
     ]  # fmt: skip
     back = io["backward"]
     if back is not None:
-        lines.append(("backward", f"{amount(back['hbm_bytes'], 'B')}{_cache(back)}, {amount(back['flops'], 'FLOP')}, "
-                                  f"{amount(back['exponentials'], '')} exponentials; {_time(back)}"))  # fmt: skip
+        moved, work = f"{amount(back['hbm_bytes'], 'B')}{_cached(back, cache)}", amount(back["flops"], "FLOP")
+        exponentials = f"{amount(back['exponentials'], '')} exponentials"
+        lines.append(("backward", f"{moved}, {work}, {exponentials}; {_time(back)}"))
         lines += [("", f"{name}: {amount(own['hbm_bytes'], 'B')} = {own['formulas']['hbm_bytes']}")
                   for name, own in back["kernels"].items()]  # fmt: skip
     return lines
@@ -146,13 +148,22 @@ def _letters(formulas: dict[str, str]) -> str:
     return "; ".join(f"{name} {what}" for name, what in LETTERS.items() if name in used)
 
 
-def _cache(io: dict[str, Any]) -> str:
-    """Whether the L2 keeps what streams by; nothing where it plays no part."""
-    return "" if io["held"] else ", what the L2 does not hold from use to use read again"
+def _cached(io: dict[str, Any], cache: str) -> str:
+    """Whether the cache keeps what streams by; nothing where it plays no part."""
+    return "" if io["held"] else f", what the {cache} does not hold from use to use read again"
 
 
 def _time(io: dict[str, Any]) -> str:
-    alone = f"{BOUNDS[io['bound']]}, which alone take {duration(io['roofline_ms'])}"
+    """The model's time, and what of it is the work that binds; it may be all, where none is told apart or the measured
+    rate is beyond the one that is told reachable."""
     few = 0 < io["programs"] < io.get("units", 0)
     busy = f", {io['programs']} of {io['units']} multiprocessors busy" if few else ""
-    return f"{duration(io['predicted_ms'])} predicted{busy}; bound by {alone}"
+    bound = f"{duration(io['predicted_ms'])} predicted{busy}; bound by {BOUNDS[io['bound']]}"
+    if io["predicted_ms"] <= io["roofline_ms"]:
+        return bound
+    return f"{bound}, {duration(io['roofline_ms'])} at their full rate"
+
+
+def _rest(io: dict[str, Any]) -> str:
+    rest = "; launching, starting programs, uneven shares and steps that wait for each other take the rest"
+    return rest if io["predicted_ms"] > io["roofline_ms"] else ""

@@ -82,7 +82,7 @@ def command(
         ("meaning", _meaning(found)),
         (f"mask for {_call(found['shape'])}", _mask(found["mask"])),
         (_target(found), _plan(found, all_rejected)),
-        ("one call", costs.rows(found["io"])),
+        ("one call", costs.rows(found["io"], found["target"] == "cpu")),
     ):
         say(heading(title))
         for label, text in rows:

@@ -54,6 +54,22 @@ def test_numbers_of_causal(program):
     assert found["io"]["hbm_bytes"] == 12 * 100 * (128 * 2 + 4) + 6 * 130 * 128 * 2
 
 
+def test_the_time_names_what_binds_it_and_what_takes_the_rest(program):
+    args = (SPECS / "causal.attn", "--shape", "heads=2,q_len=64,k_len=64", "--target")
+    text = " ".join(program("explain", *args, "sm_90").out.split())
+    assert "bound by memory transfers, 0.0303 us at their full rate; launching, starting programs," in text
+    assert "take the rest backward" in text and text.count("at their full rate") == 2
+    text = " ".join(program("explain", *args, "cpu").out.split())
+    assert "us predicted; bound by the products" in text and "full rate" not in text
+
+
+def test_a_cpu_has_memory_and_a_cache(program):
+    shape = ("--shape", "q_len=16384,k_len=16384")
+    text = " ".join(program("explain", SPECS / "full.attn", "--target", "cpu", *shape).out.split())
+    assert "of main memory, what the cache does not hold from use to use read again" in text
+    assert "HBM" not in text and "L2" not in text
+
+
 def test_empty_rows_are_counted_and_explained(program):
     found = facts(program, "causal.attn", "--target", "cpu", "--shape", "heads=2,q_len=10,k_len=4")
     assert found["mask"]["empty_rows"] == 2 * 6 and found["mask"]["no_empty_row"] == "q_len <= k_len"
