@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 BOTH = ("forward", "backward")
 RANKED_SHOWN = 10
+ORDER = (
+    "in the order a search measures them: the planner's choice, its variants, then what the model ranks next; "
+    "- where the model tells a plan too little apart from one above to time it"
+)
 DETAILS: dict[str, dict[Any, str]] = {
     "reference": {"running": "running maximum", "two_pass": "maximum found first", "fixed": "fixed reference"},
     "loads": {"pointer": "loads by pointers", "descriptor": "loads by descriptors"},
@@ -112,6 +116,7 @@ def _without(
             for i, plan, ms in zip(range(RANKED_SHOWN), plans_in_words([c.choices for c in found]), times[name])
         ]
         say(table(("pass", "rank", "plan", "predicted"), lines, numbers=(1, 3)))
+        say(ORDER)
     raise EnvironmentFault(
         f"{there}: nothing was measured, nothing is kept. These are the first plans that a search for {wanted} would "
         "measure, with the model's times; run the command on a machine that has one"

@@ -46,7 +46,10 @@ def test_without_a_gpu_there_is_the_ranking_of_the_model(program, gpu):
     assert (
         said.status == 5 and "nothing was measured, nothing is kept" in said.err and "there is no GPU here" in said.err
     )
-    assert said.out.splitlines()[1].split()[:4] == ["forward", "1", "fa3", "128x64,"]
+    lines = said.out.splitlines()
+    assert lines[1].split()[:4] == ["forward", "1", "fa3", "128x64,"]
+    assert lines[-1].startswith("in the order a search measures them") and "; - where the model" in lines[-1]
+    assert any(line.endswith(" -") for line in lines)
     ranking = json.loads(program("tune", "causal.attn", "--target", "sm_90", "--json").out)
     assert not ranking["measured"] and len(ranking["ranking"]) > 10
     assert [row["pass"] for row in ranking["ranking"]] == sorted((r["pass"] for r in ranking["ranking"]), reverse=True)
