@@ -25,6 +25,8 @@ from attncc.errors import AttnError, EnvironmentFault, SpecError
 from attncc.pipeline import Built, Kernel, Request, build
 
 HEAD = ("file", "target", "pass", "registers", "spills", "shared", "(predicted)")
+UNITS = "registers and spills of a thread, shared memory of a block; spills and shared memory in bytes"
+MANY_SPILLS = 256  # bytes: a quarter of the registers that a thread can have
 
 
 @click.command("build", short_help="Write kernel files, compiled for their targets")
@@ -70,6 +72,10 @@ def command(
         say_json({"kernels": [_facts(path, kernel) for path, kernel in lines]})
     else:
         say(table(HEAD, [row for path, kernel in lines for row in _rows(path, kernel)], numbers=(3, 4, 5, 6)))
+        if any(kernel.aligned for _, kernel in lines):
+            say(UNITS)
+    for text in (said for path, kernel in lines for said in _spilling(path, kernel)):
+        warn(text)
 
 
 def _build_all(wanted: list[Callable[[], Request]]) -> list[tuple[Built, Request]]:
@@ -147,12 +153,26 @@ def _parts(facts: Any) -> list[Any]:
     return list(facts.get("parts", ())) if facts else []
 
 
-def _rows(path: Path, kernel: Kernel) -> list[list[str]]:
+def _variants(path: Path, kernel: Kernel) -> list[tuple[str, Any, int | None]]:
+    """What was compiled of a file, by the names that the table gives it, and the shared memory that was predicted."""
     variants = [(str(path), kernel.aligned, kernel.predicted_shared_bytes)]
     variants += [(f"  {part['kernel']}", part, None) for part in _parts(kernel.aligned)]
-    if kernel.general:
-        variants.append(("  any strides", kernel.general, None))
+    return [*variants, ("  any strides", kernel.general, None)] if kernel.general else variants
+
+
+def _spilling(path: Path, kernel: Kernel) -> list[str]:
+    """A warning for each kernel that keeps much of its registers in memory; of a file of several, for its parts."""
+    whole = str(path) if _parts(kernel.aligned) else None
+    return [
+        f"{path}{'' if name == str(path) else f', {name.strip()}'}: a thread keeps {count(facts['spills'])} bytes of "
+        f"registers in memory; more than {MANY_SPILLS} cost time"
+        for name, facts, _ in _variants(path, kernel)
+        if facts and name != whole and (facts["spills"] or 0) > MANY_SPILLS
+    ]
+
+
+def _rows(path: Path, kernel: Kernel) -> list[list[str]]:
     return [
         [name, kernel.target, kernel.direction, *map(count, _resources(facts).values()), count(predicted)]
-        for name, facts, predicted in variants
+        for name, facts, predicted in _variants(path, kernel)
     ]

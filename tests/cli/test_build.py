@@ -52,6 +52,7 @@ def test_a_kernel_for_a_gpu_that_is_not_there(program):
     lines = again.out.splitlines()
     assert lines[1].split()[:4] == ["k/causal_forward_sm_80.py", "sm_80", "forward", str(kernel["registers"])]
     assert lines[2].split()[:3] == ["any", "strides", "sm_80"]
+    assert lines[3].endswith("spills and shared memory in bytes") and len(lines) == 4 and "warning" not in again.err
 
 
 @pytest.fixture
@@ -93,6 +94,20 @@ def test_the_kernel_for_any_strides_is_beside_it(program, measured, monkeypatch,
             (102, 103),
         ]
     assert sorted(os.listdir("k")) == sorted(Path(k["file"]).name for k in kernels)
+
+
+def test_a_kernel_that_spills_much_is_warned_of(program, measured, monkeypatch):
+    from attncc.runtime import compile as compiler
+
+    few = compiler.compile_kernel
+    bytes_of = lambda made: replace(made, spills=256 if made.aligned else 264)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *args, **more: bytes_of(few(*args, **more)))
+    for more in ((), ("--json",)):
+        found = program("build", "causal.attn", "--target", "sm_80", "--out", "k", *more)
+        assert found.status == 0 and found.err.splitlines() == [
+            "attncc: warning: k/causal_forward_sm_80.py, any strides: a thread keeps 264 bytes of registers in memory; "
+            "more than 256 cost time"
+        ]
 
 
 def test_without_a_target_it_says_which(program, monkeypatch):
