@@ -51,15 +51,17 @@ def load(path: str | PathLike[str], *, target: str | None = None, **consts: int)
 def _consts(parsed: frontend.Parsed, consts: Mapping[str, Any]) -> dict[str, int]:
     """The values of `const` parameters as Python ints, checked."""
     known = {p.name: p for p in parsed.spec.consts}
+    unknown = [name for name in consts if name not in known]
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise TypeError(f"{parsed.spec.name} has no const parameter {', '.join(map(repr, unknown))}: it has {listed}")
     for name, value in consts.items():
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise TypeError(f"{parsed.spec.name} has no const parameter {name!r}: it has {listed}")
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an int, and is {value!r}")
     missing = [n for n, p in known.items() if p.default is None and n not in consts]
     if missing:
-        raise TypeError(f"{parsed.spec.name} needs its const parameter: attncc.load(..., {missing[0]}=...)")
+        asked, several = ", ".join(f"{n}=..." for n in missing), "s" if len(missing) > 1 else ""
+        raise TypeError(f"{parsed.spec.name} needs its const parameter{several}: attncc.load(..., {asked})")
     return {name: int(value) for name, value in consts.items()}
 
 

@@ -315,7 +315,9 @@ def split_values(spec: AttentionSpec, given: Mapping[str, Number]) -> tuple[dict
     consts = {p.name: given.get(p.name, p.default) for p in spec.consts}
     missing = [name for name, value in consts.items() if value is None]
     if missing:
-        raise RequestError(f"{spec.name} needs a value for its constant {missing[0]}: --set {missing[0]}=...")
+        named, several = ", ".join(missing), "s" if len(missing) > 1 else ""
+        asked = " ".join(f"--set {name}=..." for name in missing)
+        raise RequestError(f"{spec.name} needs a value for its constant{several} {named}: {asked}")
     values = {p.name: given.get(p.name, p.default) for p in spec.scalars}
     values |= {name: given[name] for name in spec.free_axes if name in given}
     return (

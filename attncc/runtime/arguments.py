@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,21 +155,31 @@ def addressable(loaded: Sequence[torch.Tensor]) -> bool:
 
 
 def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
-    """Every parameter without a default is there, and nothing else is. TypeError."""
+    """Every parameter without a default is there, and nothing else is. TypeError, which names all that are wrong."""
     known = {p.name: p for p in spec.params}
-    for name in given:
-        if name in known:
-            continue
-        if name == "seed":
-            if spec.dropout is not None:
-                continue
-            raise TypeError(f"{spec.name} drops nothing, and takes no seed")
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}" if known else "it has none"
-        raise TypeError(f"{spec.name} has no parameter {name!r}: {hint}")
-    for name, p in known.items():
-        if name not in given and p.default is None:
-            raise TypeError(f"{spec.name} needs the parameter {name}: {declaration(p)}")
+    unknown = [name for name in given if name not in known and name != "seed"]
+    faults = [f"{spec.name} drops nothing, and takes no seed"] if "seed" in given and spec.dropout is None else []
+    if unknown:
+        faults.append(f"{spec.name} has no {_several('parameter', map(repr, unknown))}: {_hint(unknown, known)}")
+    missing = [f"{n}: {declaration(p)}" for n, p in known.items() if n not in given and p.default is None]
+    if missing:
+        faults.append(f"{spec.name} needs the {_several('parameter', missing)}")
+    if faults:
+        raise TypeError("; ".join(faults))
+
+
+def _several(noun: str, names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"{noun}{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
+
+
+def _hint(unknown: Sequence[str], known: Iterable[str]) -> str:
+    """What was meant by unknown names, where all have one that is like them; else all that are known."""
+    known = list(known)
+    near = [found for name in unknown for found in difflib.get_close_matches(name, known, n=1)]
+    if near and len(near) == len(unknown):
+        return f"did you mean {', '.join(near)}?"
+    return f"it has {', '.join(known)}" if known else "it has none"
 
 
 def declaration(p: Param) -> str:

@@ -238,3 +238,9 @@ def test_an_algorithm_that_is_asked_for(program):
     assert "16 of 132 multiprocessors busy" in " ".join(few.split())
     text = program("explain", "causal.attn", "--target", "cpu", "--algorithm", "fa1").out
     assert "the CPU's program, which is one for all algorithms" in text
+
+
+def test_all_constants_without_a_value_are_named_at_once(program):
+    Path("x.attn").write_text("attention x(m: const int, n: const int) { mask q // m == k // n }")
+    found = program("explain", "x.attn", "--target", "cpu")
+    assert found.status == 2 and "x needs a value for its constants m, n: --set m=... --set n=..." in found.err

@@ -181,6 +181,25 @@ def test_a_missing_parameter_is_named(name):
         ATTN(**{n: x for n, x in good().items() if n != name})
 
 
+def test_all_that_is_missing_and_all_that_is_unknown_is_named_at_once():
+    given = {n: x for n, x in good().items() if n not in ("slopes", "doc")}
+    with pytest.raises(TypeError, match=re.escape("x needs the parameters slopes: f32[h], doc: i32[b, k]")):
+        ATTN(**given)
+    said = "x has no parameters 'slope', 'docs': did you mean slopes, doc?; x needs the parameters slopes"
+    with pytest.raises(TypeError, match=re.escape(said)):
+        ATTN(**given, slope=1, docs=2)
+    with pytest.raises(TypeError, match=r"takes no seed; x has no parameters 'slope', 'zzz': it has "):
+        ATTN(**good(), slope=1, zzz=2, seed=3)
+
+
+def test_all_constants_that_are_missing_or_unknown_are_named_at_once():
+    text = "attention x(m: const int, n: const int) { mask q // m == k // n }"
+    with pytest.raises(TypeError, match=re.escape("x needs its const parameters: attncc.load(..., m=..., n=...)")):
+        attncc.compile(text)
+    with pytest.raises(TypeError, match="x has no const parameter 'c', 'd': it has m, n"):
+        attncc.compile(text, c=1, d=2)
+
+
 def test_a_good_call_lets_no_wrong_one_pass_behind_it():
     ATTN(**good())
     for change, kind, said in WRONG:
