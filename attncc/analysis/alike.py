@@ -14,6 +14,7 @@ from attncc.analysis.solve import frame
 from attncc.ir import AttentionSpec, Expr, Op, Read, Visits, names, walk
 
 CLAMPS = ("min", "max", "where")  # without one of these an index hardly ever stays the same over a tile
+WORDS = ("f32", "i32")  # what Triton copies ahead number by number
 ROWS, KEYS = frozenset(("q", "row")), frozenset(("k",))
 
 
@@ -29,13 +30,16 @@ class SameEntry:
 @lru_cache
 def same_entry(spec: AttentionSpec) -> SameEntry | None:
     """Of the tiles of keys that a tile of rows visits; None where a score reads tensors for each pair in other ways
-    too, or something besides the scores reads the same."""
+    too, or not in words, which alone suffer where many threads want the same one, or something besides the scores
+    reads the same."""
     indices = tuple(dict.fromkeys(i for e in spec.scores for i in entry_indices(e)))
     reads = tuple(dict.fromkeys(n for e in spec.scores for n in walk(e) if isinstance(n, Read) and of_pair(n)))
     inner = {n for r in reads for i in r.indices for n in walk(i)}
     others = (*spec.masks, *spec.softmax.args, *(e for e in (spec.weight, spec.dropout) if e is not None))
     used = {n for e in (*others, *(value for _, value in spec.lets)) for n in walk(e)}
     if not indices or not all(map(clamped, indices)) or used & {*reads}:
+        return None
+    if any(spec.param(r.tensor).element not in WORDS for r in reads):
         return None
     f = frame(spec, "q", use_tables=False)
     lift, emitter = Lift(spec, f.algebra), Emitter(spec)

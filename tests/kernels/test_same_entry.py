@@ -30,6 +30,7 @@ LEFT = [
     "attention a(t: f32[n]) { mask t[min(abs(q - k), 4)] > 0 score s + t[min(abs(q - k), 4)] }",
     "attention a(t: f32[n]) { let x = t[min(abs(q - k), 4)] score s + x }",
     "attention a(t: f32[n], at: i32[row]) { score s + t[min(k, at[row])] }",
+    "attention a(t: bf16[h, n]) { mask k <= q score s + t[h, min(q - k, n - 1)] }",
 ]
 
 
