@@ -156,12 +156,18 @@ def addressable(loaded: Sequence[torch.Tensor]) -> bool:
 
 def check_names(spec: AttentionSpec, given: Mapping[str, Any]) -> None:
     """Every parameter without a default is there, and nothing else is. TypeError, which names all that are wrong."""
-    known = {p.name: p for p in spec.params}
-    unknown = [name for name in given if name not in known and name != "seed"]
-    faults = [f"{spec.name} drops nothing, and takes no seed"] if "seed" in given and spec.dropout is None else []
+    known, faults = {p.name: p for p in spec.params}, []
+    unknown, missing = [], []  # filled in loops: every call comes here, and nearly none has a fault
+    for name in given:
+        if name not in known and name != "seed":
+            unknown.append(name)
+    for name, p in known.items():
+        if name not in given and p.default is None:
+            missing.append(f"{name}: {declaration(p)}")
+    if "seed" in given and spec.dropout is None:
+        faults.append(f"{spec.name} drops nothing, and takes no seed")
     if unknown:
         faults.append(f"{spec.name} has no {_several('parameter', map(repr, unknown))}: {_hint(unknown, known)}")
-    missing = [f"{n}: {declaration(p)}" for n, p in known.items() if n not in given and p.default is None]
     if missing:
         faults.append(f"{spec.name} needs the {_several('parameter', missing)}")
     if faults:
