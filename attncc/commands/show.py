@@ -64,7 +64,9 @@ class Tile(click.ParamType):
 @click.option("--keys", type=Range(), default=":", help="Zoom: which keys.")
 @click.option("--batch", type=click.IntRange(0), default=0, help="Which batch entry.")
 @click.option("--head", type=click.IntRange(0), default=0, help="Which head.")
-@click.option("--example", type=click.IntRange(0), metavar="SEED", help="Draw what --set leaves open at random.")
+@click.option(
+    "--example", type=click.IntRange(0, 2**63 - 1), metavar="SEED", help="Draw what --set leaves open at random."
+)
 @click.option("--png", type=click.Path(dir_okay=False), help="Write a PNG (needs matplotlib: attncc[plot]).")
 @click.option("--ascii", "plain", is_flag=True, help="Draw with ASCII characters.")
 def command(

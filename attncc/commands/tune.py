@@ -37,13 +37,23 @@ DETAILS: dict[str, dict[Any, str]] = {
 HEAD = ("pass", "plan", "time", "planner's choice", "gain", "measured", "thrown out", "took")
 
 
+class Seconds(click.FloatRange):
+    """A range that nan is not in, as it compares with no end of it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if found != found:
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return found
+
+
 @click.command("tune", short_help="Search for the fastest plan on this GPU, and keep it")
 @click.argument("spec", type=FILE)
 @layout_option
 @shape_option
 @click.option("--pass", "passes", type=click.Choice(BOTH), multiple=True, help="Left out: both. Repeatable.")
 @click.option("--cold", is_flag=True, help="Empty the GPU's cache before each run.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=50, show_default=True, help="For all passes.")
+@click.option("--seconds", type=Seconds(1, 3600), default=50, show_default=True, help="For all passes.")
 @click.option("--target", metavar="NAME", help="The GPU that this machine must have; without it the model's ranking.")
 @json_option
 def command(

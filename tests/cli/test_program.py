@@ -95,6 +95,13 @@ def test_version(program):
         (["show", "causal.attn", "--tile", "100,64"], "two powers of two"),
         (["show", "causal.attn", "--batch", "1"], "there are 1"),
         (["show", "causal.attn", "--head", "-1"], "not in the range"),
+        (["show", "causal.attn", "--example", str(2**63)], "not in the range"),
+        (["tune", "causal.attn", "--seconds", "nan"], "nan is not in the range 1<=x<=3600"),
+        (["tune", "causal.attn", "--seconds", "inf"], "not in the range"),
+        (["tune", "causal.attn", "--seconds", "-1"], "not in the range"),
+        (["bench", "causal.attn", "--lengths", ","], "lengths are whole numbers from 1"),
+        (["bench", "causal.attn", "--rounds", "nan"], "not a valid integer"),
+        (["check", "causal.attn", "--seeds", "0"], "not in the range"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_exits_2(program, args, said):
