@@ -43,7 +43,7 @@ class Lengths(click.ParamType):
         if not isinstance(value, str):
             return tuple(value)
         parts = [p.strip() for p in value.split(",") if p.strip()]
-        if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**31 for p in parts):
+        if (value.strip() and not parts) or not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**31 for p in parts):
             self.fail(f"{value!r}: lengths are whole numbers from 1, such as 1024,4096", param, ctx)
         return tuple(map(int, parts))
 
@@ -70,10 +70,10 @@ def command(
 ) -> None:  # fmt: skip
     """Time SPEC's forward and backward pass in turns with others, and compare every result with float64.
 
-    What another cannot express is said, not left out. Times are medians of rounds; the spread is the slowest round over
-    the fastest. The error is the sum of absolute differences as a part of the sum of absolute values, in the first and
-    last rows of two heads. Tensors that --set does not give are drawn at random. Exit 4 where SPEC's own numbers are
-    beyond their bound.
+    What another cannot express is said, not left out. A length is that of q and k, or `1 x 4096` where they differ.
+    Times are medians of rounds; the spread is the slowest round over the fastest. The error is the sum of absolute
+    differences as a part of the sum of absolute values, in the first and last rows of two heads. Tensors that --set
+    does not give are drawn at random. Exit 4 where SPEC's own numbers are beyond their bound.
 
     \b
         attncc bench causal.attn --lengths 1024,4096,16384 --plot causal.png
@@ -152,7 +152,7 @@ def _print(planned: Planned, rows: list[Row], device: str) -> None:
     refused: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.refused is not None:
-            refused.setdefault((row.who, row.refused), []).append(f"{row.direction} at {row.length}")
+            refused.setdefault((row.who, row.refused), []).append(f"{row.direction} at {row.lengths}")
     for (who, why), where in refused.items():
         say(dim(f"{who}: {why} ({', '.join(where)})"))
 
@@ -161,7 +161,7 @@ def _line(row: Row, ours: float | None) -> list[str]:
     ms, least, most = row.ms or 0.0, row.least_ms or 0.0, row.most_ms or 0.0
     error = "-" if row.error is None else f"{row.error:.1e}"
     return [
-        str(row.length), row.direction, row.who, duration(ms), f"{100 * (most / least - 1):.0f}%" if least else "-",
+        row.lengths, row.direction, row.who, duration(ms), f"{100 * (most / least - 1):.0f}%" if least else "-",
         "-" if row.tflops is None else digits(row.tflops), f"{ours / ms:.2f}" if ours and ms else "-",
         error if row.right else click.style(error, fg="red"),
         "-" if row.peak_bytes is None else amount(row.peak_bytes, "B"),

@@ -33,8 +33,9 @@ Hear = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """One pass of one contender at one length. Milliseconds of a call: the median of rounds, the fastest and slowest;
-    TFLOP/s over kept pairs (4 of them times head size forward, 10 backward), None where the mask's contents decide.
+    """One pass of one contender at one length of q and one of k. Milliseconds of a call: the median of rounds, the
+    fastest and slowest; TFLOP/s over kept pairs (4 of them times head size forward, 10 backward), None where the mask's
+    contents decide.
 
     `error` is the sum of absolute differences from float64 over the rows that are compared, as a part of the sum of
     absolute values, of the worst of out or the gradients; `bound` is what ours may have. `peak_bytes` is what the GPU
@@ -42,6 +43,7 @@ class Row:
     """
 
     length: int
+    k_length: int
     direction: str
     who: str
     ms: float | None = None
@@ -52,6 +54,11 @@ class Row:
     bound: float | None = None
     peak_bytes: int | None = None
     refused: str | None = None
+
+    @property
+    def lengths(self) -> str:
+        """`4096`, or where k has another length `1 x 4096`."""
+        return _lengths(self.length, self.k_length)
 
     @property
     def right(self) -> bool:
@@ -75,13 +82,17 @@ def sweep(
         call = drawn(attention, planned, shape, contents, device)
         ran: dict[str, Run | Refused] = {OURS: partial(_ours, attention, call.params)}
         for name in against:
-            hear(f"{shape.q_len}: preparing {name}")
+            hear(f"{_lengths(shape.q_len, shape.k_len)}: preparing {name}")
             try:
                 ran[name] = peer(name, call)
             except Refused as why:
                 ran[name] = why
         for direction in passes:
             yield from Meeting(call, direction, hear, rounds).rows(ran)
+
+
+def _lengths(of_q: int, of_k: int) -> str:
+    return str(of_q) if of_q == of_k else f"{of_q} x {of_k}"
 
 
 def _ours(attention: Attention, params: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -114,6 +125,10 @@ class Meeting:
     hear: Hear
     rounds: int
 
+    @property
+    def _where(self) -> str:
+        return _lengths(self.call.shape.q_len, self.call.shape.k_len)
+
     def rows(self, ran: Mapping[str, Run | Refused]) -> list[Row]:
         with kept_graphs():
             return list(self._rows(ran))
@@ -121,11 +136,11 @@ class Meeting:
     def _rows(self, ran: Mapping[str, Run | Refused]) -> Iterator[Row]:
         found, ready = {}, {}
         for name, run in ran.items():
-            self.hear(f"{self.call.shape.q_len}: {name}, {self.direction}, first call")
+            self.hear(f"{self._where}: {name}, {self.direction}, first call")
             found[name] = row = self._first(name, run)
             if row.refused is None and not isinstance(run, Refused):
                 ready[name] = partial(self._timed, run)
-        self.hear(f"{self.call.shape.q_len}: timing, {self.direction}")
+        self.hear(f"{self._where}: timing, {self.direction}")
         times, failed = in_turns(ready, self.call.q.device, self.rounds)
         flops = self._flops
         for name, row in found.items():
@@ -139,7 +154,7 @@ class Meeting:
 
     def _first(self, name: str, run: Run | Refused) -> Row:
         """Numbers and memory of a first call, or why there is none."""
-        row = Row(self.call.shape.q_len, self.direction, name)
+        row = Row(self.call.shape.q_len, self.call.shape.k_len, self.direction, name)
         if isinstance(run, Refused):
             return replace(row, refused=str(run))
         try:

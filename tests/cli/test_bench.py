@@ -52,6 +52,15 @@ def test_both_passes_beside_sdpa_and_unfused(program):
     assert {r["who"] for r in found if r["refused"]} == {"cudnn", "efficient"}
 
 
+def test_the_length_of_k_is_shown_where_it_is_another(program):
+    shape = ("--shape", "heads=1,q_len=3,k_len=70,head_dim=16", "--dtype", "f32", "--rounds", "1")
+    against = ("--against", "standard,math", "--pass", "forward")
+    said = program("bench", "causal.attn", *shape, *HERE, *against).out
+    assert [line.split()[:4] for line in said.splitlines()[2:4]] == [["3", "x", "70", "forward"]] * 2
+    assert "(forward at 3 x 70)" in said
+    assert {(r["length"], r["k_length"]) for r in rows(program, "causal.attn", *shape, *against)} == {(3, 70)}
+
+
 def test_the_table_says_what_others_cannot(program):
     text = program("bench", "causal.attn", *SMALL, *HERE, "--against", "cudnn,standard,math", "--pass", "forward")
     assert text.status == 0 and text.out.startswith("causal: batch 2, heads 4/2, head size 16, f32")
