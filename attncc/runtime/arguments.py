@@ -139,6 +139,16 @@ def _same(what: str, size: int, name: str, found: int) -> None:
         raise ValueError(f"{name} must have {what}, {size}, and has {found}")
 
 
+def refuse_quantised(attention: Any, x: Any, **given: Any) -> Any:
+    """TypeError: what attncc.quantize gives whole is for 8-bit inputs, and how others are called."""
+    name, precision = attention.name, attention.spec.precision
+    if precision.kept is None:
+        raise TypeError(f"{name} has no 8-bit inputs: quantised() is of specs that say inputs f8e4m3 or f8e5m2")
+    scaled = 'attn(q, x.k, x.values, k_scales=x.k_scales, v_scales=x.v_scales) of attncc.quantize(..., rotate="none")'
+    how = "attn(q, k, v), whose elements are the numbers" if precision.scales is None else scaled
+    raise TypeError(f"{name} takes q as floats beside k and v of 8 bits, so that it is called with it: {how}")
+
+
 def check_flags(*flags: Any) -> None:
     """FLAGS, in their order: bools, and None for `deterministic`. TypeError."""
     for name, flag in zip(FLAGS, flags, strict=True):

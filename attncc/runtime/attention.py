@@ -32,6 +32,7 @@ class Attention:
     """One spec, its constants baked in; call it with tensors. Kernels come from the cache or are built."""
 
     _promises: tuple[str, ...] = ()  # numbers of a call that say what its lengths can be
+    quantised = arguments.refuse_quantised  # of 8-bit inputs: see EightBit
 
     def __init__(
         self, parsed: Parsed, consts: Mapping[str, int], target: str | None = None, tuned: pipeline.Tuned | None = None

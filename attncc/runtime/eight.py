@@ -15,7 +15,7 @@ from attncc.ir import Precision
 from attncc.runtime import arguments, autograd, derivatives, dropout
 from attncc.runtime.attention import Attention, dispatch_modes
 from attncc.runtime.device import INTERPRETER
-from attncc.runtime.quantise import Quantised, quantised, rotation
+from attncc.runtime.quantise import Quantised, quantised, rotation, scale_count
 
 if TYPE_CHECKING:
     from attncc.frontend import Parsed
@@ -52,7 +52,9 @@ class EightBit(Attention):
         arguments.check_flags(return_lse, False, False, False, False, None)
         self._refuse_transforms()
         precision = self.spec.precision
-        if x.rotated != precision.rotates or arguments.EIGHT_BIT[x.q.dtype] != precision.inputs:
+        sides = (x.q, x.q_scales), (x.k, x.k_scales), (x.k, x.v_scales)
+        blocks = all(scales.shape[2] == scale_count(of.shape[2], precision) for of, scales in sides)
+        if not blocks or x.rotated != precision.rotates or arguments.EIGHT_BIT[x.q.dtype] != precision.inputs:
             raise ValueError(f"these inputs were quantised otherwise than {self.name} says")
         with torch.no_grad():
             out, lse = self.of(x, given)

@@ -14,7 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from attncc.errors import NotBuilt
 from attncc.ir import EIGHT_BIT, Precision
+from attncc.runtime.autograd import transforms_are_active
 
 BLOCK = 128  # rows or keys
 GROUP = 16  # keys that a warp group's matrix instruction takes in an order of its own
@@ -67,8 +69,10 @@ def quantize(
     hadamard, for q and k alike, or none. A scale is the largest size in what shares it, over 448 (e5m2: 57344). On an
     NVIDIA GPU it is a Gluon kernel, on a CPU PyTorch, with the same bits. NaN stays NaN in its element, or, where they
     are rotated, in those of its row that a Hadamard matrix mixes it with; infinity spoils what shares its scale. No
-    gradients. TypeError or ValueError name a wrong argument.
+    gradients. TypeError or ValueError name a wrong argument; NotBuilt under torch.func.
     """
+    if transforms_are_active():
+        raise NotBuilt("quantize under torch.func (vmap, grad, jvp and the like) is not built yet: call it outside")
     precision = _precision(inputs, scales, rotate)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
@@ -155,6 +159,11 @@ def _side(x: Tensor, precision: Precision, rotated: bool) -> tuple[Tensor, Tenso
     elements = made.to(ELEMENTS[precision.inputs or ""]).view(b, h, -1, d)[:, :, :n].contiguous()
     kept = largest if precision.block else largest[..., :1]
     return elements, (kept / top).contiguous()
+
+
+def scale_count(length: int, precision: Precision) -> int:
+    """How many scales so many rows or keys of a head have."""
+    return 1 if precision.block is None else max(1, -(-length // BLOCK))
 
 
 def shared_largest(largest: Tensor, precision: Precision) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -115,6 +117,17 @@ def test_calls_that_are_refused():
         attn(q.requires_grad_(), k, v, **scales)
     with pytest.raises(TypeError, match="k must have the dtype of q"):
         attncc.compile("attention x { }")(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [("", "x has no 8-bit inputs"), ("inputs bf16, f8e4m3 scales per_head", "k_scales=x.k_scales, v_scales=x.v_scales"),
+     ("inputs bf16, f8e4m3", "called with it: attn(q, k, v), whose elements are the numbers")],
+)  # fmt: skip
+def test_what_quantize_gives_whole_is_for_a_q_of_8_bits(precision, said):
+    attn = attncc.compile(f"attention x {{ }} precision {{ {precision} }}")
+    with pytest.raises(TypeError, match=re.escape(said)):
+        attn.quantised(attncc.quantize(*inputs(), rotate="none"), return_lse=True)
 
 
 @pytest.mark.parametrize("made", [pipeline.backward, pipeline.tangent])

@@ -126,6 +126,31 @@ def test_types_and_copies():
     assert eight(given[0], given[1][:, :, :0], given[2][:, :, :0]).count_nonzero() == 0
 
 
+def test_scales_of_another_number_are_refused():
+    """Where each head has one, or each block."""
+    blocks = "per_block(128)"
+    specs = {
+        n: attncc.compile(f"attention x {{ }} precision {{ inputs f8e4m3 scales {n} }}") for n in ("per_head", blocks)
+    }
+    q, k, v = (torch.randn(1, 1, 300, 32) for _ in range(3))
+    for name, attn in specs.items():
+        attn.quantised(attncc.quantize(q, k, v, scales=name))
+        for short in ({}, {"q": q[:, :, :9]}, {"k": k[:, :, :9], "v": v[:, :, :9]}):
+            given = {"q": q, "k": k, "v": v, **short}
+            other = attncc.quantize(**given, scales="per_tensor" if name == blocks else blocks)
+            with pytest.raises(ValueError, match="quantised otherwise"):
+                attn.quantised(other)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, lambda f: torch.func.grad(lambda q: f(q).sum())])
+def test_quantize_under_a_transform_is_refused_by_name(transform):
+    q = torch.randn(2, 1, 1, 4, 32)
+    with pytest.raises(
+        attncc.NotBuilt, match=r"quantize under torch\.func \(vmap, grad, jvp and the like\) is not built yet"
+    ):
+        transform(lambda x: attncc.quantize(x, x, x).q_scales)(q if transform is torch.func.vmap else q[0])
+
+
 def test_refusals():
     eight = attncc.compile("attention x { mask k <= q } precision { inputs f8e4m3 }")
     given = calls()
